@@ -1,1 +1,10 @@
-//! placeholder
+//! DeepSeek-V3 family models and EAGLE-3 drafts: configurations, weights, tokenizers and forwards.
+
+pub mod chat;
+pub mod config;
+pub mod eagle3;
+pub mod error;
+pub mod stop;
+pub mod tokenizer;
+
+pub use error::ModelError;
