@@ -1,1 +1,16 @@
-//! placeholder
+#![doc = include_str!("../README.md")]
+
+mod dtype;
+mod error;
+mod isa;
+pub mod ops;
+mod stream;
+mod tensor;
+mod weight;
+
+pub use dtype::{DType, Element, Float, f8e4m3_to_f32};
+pub use error::{KernelError, Result};
+pub use isa::Isa;
+pub use stream::Stream;
+pub use tensor::{SharedBytes, Tensor};
+pub use weight::{Fp8Weight, INT4_GROUP, Int4Weight, Weight};

@@ -1,0 +1,5 @@
+//! The operators of a forward pass, one a file.
+//!
+//! Invariant: the arithmetic of a row of a result depends on that row's inputs only, never on how
+//! many rows share the call, how threads split it, or where a cache keeps its rows. So batched,
+//! speculative and plain decoding give the same bits.
