@@ -121,20 +121,9 @@ pub enum ModelError {
         reason: String,
     },
 
-    /// A token id is not in the vocabulary.
-    #[error(
-        "token id {id} is not in the vocabulary of {vocabulary} tokens; check that tokenizer and model belong together"
-    )]
-    TokenUnknown {
-        /// The id.
-        id: u32,
-        /// Number of ids of the tokenizer.
-        vocabulary: usize,
-    },
-
     /// Tokenizer and model do not belong together.
     #[error(
-        "the tokenizer has ids up to {tokenizer} but the model's vocabulary has {model} rows; \
+        "the tokenizer has {tokenizer} ids but the model's vocabulary has {model} rows; \
          use the tokenizer files that belong to the checkpoint"
     )]
     VocabularyMismatch {

@@ -42,6 +42,6 @@ impl MlaSizes {
     }
 }
 
-pub(crate) const HEADS_MAX: usize = 1 << 12;
-pub(crate) const HEAD_DIM_MAX: usize = 1 << 12;
+const HEADS_MAX: usize = 1 << 12;
+const HEAD_DIM_MAX: usize = 1 << 12;
 const RANK_MAX: usize = 1 << 16;

@@ -338,7 +338,7 @@ const ARCHITECTURES: &[&str] = &[
 
 // Bounds several times above any known model, and low enough that the bytes of all weights
 // together fit 64 bits.
-const VOCABULARY_MAX: usize = 1 << 24;
+pub(crate) const VOCABULARY_MAX: usize = 1 << 24;
 pub(crate) const HIDDEN_MAX: usize = 1 << 17;
 const LAYERS_MAX: usize = 1 << 10;
 const EXPERTS_MAX: usize = 1 << 13;

@@ -74,7 +74,7 @@ impl RopeConfig {
         self.softmax_factor_exact() as f32
     }
 
-    pub(super) fn softmax_factor_exact(&self) -> f64 {
+    pub(crate) fn softmax_factor_exact(&self) -> f64 {
         match &self.yarn {
             Some(yarn) if yarn.mscale_all_dim != 0.0 => yarn.magnitude(yarn.mscale_all_dim).powi(2),
             _ => 1.0,
