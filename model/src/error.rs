@@ -166,4 +166,95 @@ pub enum ModelError {
         /// What is wrong.
         reason: String,
     },
+
+    /// A directory has no weights that can be read.
+    #[error(
+        "{} has neither model.safetensors.index.json nor model.safetensors (found: {found}); \
+         download the checkpoint again, or convert it to safetensors",
+        path.display()
+    )]
+    CheckpointMissing {
+        /// The directory.
+        path: PathBuf,
+        /// What is there instead.
+        found: String,
+    },
+
+    /// The index of a sharded checkpoint does not fit its files.
+    #[error("{}: {reason}; download the missing or changed files again", path.display())]
+    CheckpointIndex {
+        /// The index file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+
+    /// A weight file is damaged or does not fit the others.
+    #[error("{}: {reason}; download the file again", path.display())]
+    CheckpointFile {
+        /// The weight file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+
+    /// The tensors of a checkpoint are not those that its configuration calls for.
+    #[error(
+        "{name} does not fit its config.json ({count} problems):\n  {}\nuse the configuration \
+         and the weights of one and the same checkpoint",
+        problems.join("\n  ")
+    )]
+    CheckpointMismatch {
+        /// The checkpoint's directory or name.
+        name: String,
+        /// The first problems, each naming its tensor.
+        problems: Vec<String>,
+        /// How many problems there are.
+        count: usize,
+    },
+
+    /// A model cannot be split over the asked number of ranks.
+    #[error(
+        "{what} = {size} cannot be split over {ranks} ranks in multiples of {multiple}; \
+         numbers of ranks that work: {possible:?}"
+    )]
+    Split {
+        /// The dimension that does not divide.
+        what: &'static str,
+        /// Its size.
+        size: usize,
+        /// The number of ranks asked for.
+        ranks: usize,
+        /// What each rank's part must be a multiple of.
+        multiple: usize,
+        /// The numbers of ranks, up to 64, that this model can be split over.
+        possible: Vec<usize>,
+    },
+
+    /// A rank that does not exist.
+    #[error("rank {rank} of {ranks} ranks does not exist; ranks count from 0")]
+    Rank {
+        /// The rank asked for.
+        rank: usize,
+        /// The number of ranks.
+        ranks: usize,
+    },
+
+    /// A weight cannot be used as it is stored.
+    #[error("{name}: {source}")]
+    Weight {
+        /// The module.
+        name: String,
+        /// What is wrong with it.
+        source: paceline_kernels::KernelError,
+    },
+
+    /// The vocabulary map of a draft is not one.
+    #[error("{name}: {reason}; use a draft that was made for this target")]
+    DraftVocabulary {
+        /// The draft's directory or name.
+        name: String,
+        /// What is wrong.
+        reason: String,
+    },
 }

@@ -2,9 +2,11 @@
 
 pub mod chat;
 pub mod config;
+pub mod demo;
 pub mod eagle3;
 pub mod error;
 pub mod stop;
 pub mod tokenizer;
+pub mod weights;
 
 pub use error::ModelError;

@@ -1,0 +1,18 @@
+//! Checkpoints and the weights made of them.
+//!
+//! A [`Checkpoint`] is the mapped files: named tensors, never copied. [`ModelWeights`] and
+//! [`DraftWeights`] are what a forward pass uses. Invariant: whatever is unknown, missing or of
+//! another shape is an error that names the tensor. Start reading at [`Source`].
+
+mod checkpoint;
+mod draft_weights;
+mod model_weights;
+mod safetensors;
+mod source;
+
+pub use checkpoint::{Checkpoint, Skipped};
+pub use draft_weights::{DraftAttention, DraftWeights, GroupedAttentionWeights};
+pub use model_weights::{
+    AttentionWeights, Ffn, LayerWeights, MlpWeights, ModelWeights, MoeWeights, Query,
+};
+pub use source::{EmbeddedFiles, Source};

@@ -1,0 +1,132 @@
+//! Where a model comes from: a checkpoint directory or files embedded in the binary.
+//!
+//! Invariant: both kinds give the same things in the same way. Start reading at [`Source`].
+
+use std::borrow::Cow;
+use std::path::PathBuf;
+
+use super::Checkpoint;
+use crate::config::file::{CONFIG_BYTES_MAX, read_bytes};
+use crate::{ModelError, demo};
+
+/// A model's or draft's files.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// A directory with `config.json`, weights and, for a target, tokenizer files.
+    Directory(PathBuf),
+    /// Files in the binary.
+    Embedded(&'static EmbeddedFiles),
+}
+
+/// The files of a checkpoint directory as static data.
+#[derive(Debug)]
+pub struct EmbeddedFiles {
+    /// Name for messages.
+    pub name: &'static str,
+    /// Name and contents of each text file.
+    pub texts: &'static [(&'static str, &'static str)],
+    /// Contents of `model.safetensors`.
+    pub weights: &'static [u8],
+}
+
+impl Source {
+    /// The demo model that is part of the binary.
+    pub const DEMO: Self = Self::Embedded(&demo::MODEL);
+    /// The demo model's draft.
+    pub const DEMO_DRAFT: Self = Self::Embedded(&demo::DRAFT);
+
+    /// The directory, or the name of the embedded files, for messages.
+    pub fn name(&self) -> Cow<'_, str> {
+        match self {
+            Self::Directory(path) => path.to_string_lossy(),
+            Self::Embedded(files) => Cow::Borrowed(files.name),
+        }
+    }
+
+    /// The contents of the file `name`, of at most `bytes_max` bytes; `None` if there is none.
+    ///
+    /// # Errors
+    /// [`ModelError::Read`] and [`ModelError::FileTooLarge`].
+    pub fn bytes(
+        &self,
+        name: &str,
+        bytes_max: u64,
+    ) -> Result<Option<Cow<'static, [u8]>>, ModelError> {
+        match self {
+            Self::Directory(directory) => {
+                let path = directory.join(name);
+                if !path.exists() && directory.is_dir() {
+                    return Ok(None);
+                }
+                read_bytes(&path, bytes_max).map(|bytes| Some(Cow::Owned(bytes)))
+            }
+            Self::Embedded(files) => Ok(files.text(name).map(|text| text.as_bytes().into())),
+        }
+    }
+
+    /// The contents of the text file `name`, of at most 16 MiB; `None` if there is none.
+    ///
+    /// # Errors
+    /// As [`Source::bytes`], and [`ModelError::Json`] if the file is not UTF-8.
+    pub fn text(&self, name: &str) -> Result<Option<Cow<'static, str>>, ModelError> {
+        let not_utf8 = |error: std::string::FromUtf8Error| ModelError::Json {
+            what: format!("{} of {}", name, self.name()),
+            reason: format!("it is not UTF-8 ({error})"),
+        };
+        match self.bytes(name, CONFIG_BYTES_MAX)? {
+            None => Ok(None),
+            Some(bytes) => {
+                let text = String::from_utf8(bytes.into_owned()).map_err(not_utf8)?;
+                Ok(Some(Cow::Owned(text)))
+            }
+        }
+    }
+
+    /// The contents of `config.json`.
+    ///
+    /// # Errors
+    /// As [`Source::text`]; a missing file is [`ModelError::Read`].
+    pub fn config(&self) -> Result<Cow<'static, str>, ModelError> {
+        const NAME: &str = "config.json";
+        self.text(NAME)?.ok_or_else(|| ModelError::Read {
+            path: PathBuf::from(self.name().as_ref()).join(NAME),
+            source: std::io::ErrorKind::NotFound.into(),
+        })
+    }
+
+    /// Maps the weights.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub fn checkpoint(&self) -> Result<Checkpoint, ModelError> {
+        match self {
+            Self::Directory(directory) => Checkpoint::open(directory),
+            Self::Embedded(files) => Checkpoint::from_static(files.name, files.weights),
+        }
+    }
+}
+
+impl EmbeddedFiles {
+    /// The contents of the text file `name`, if there is one.
+    pub fn text(&self, name: &str) -> Option<&'static str> {
+        self.texts.iter().find(|(found, _)| *found == name).map(|&(_, text)| text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directory_and_embedded_files_look_alike() {
+        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/demo/stories-moe");
+        let directory = Source::Directory(directory.into());
+        for name in ["config.json", "tokenizer.json", "chat_template.jinja"] {
+            assert_eq!(directory.text(name).unwrap(), Source::DEMO.text(name).unwrap(), "{name}");
+        }
+        assert!(Source::Directory("does/not/exist".into()).text("config.json").is_err());
+        let empty = tempfile::tempdir().unwrap();
+        let error = Source::Directory(empty.path().into()).config().unwrap_err();
+        assert!(error.to_string().contains("config.json"), "{error}");
+    }
+}
