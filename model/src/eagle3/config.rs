@@ -267,9 +267,9 @@ fn read_llama(section: &Section<'_>, hidden: usize) -> Result<(DraftKind, usize)
     Ok((DraftKind::Llama { kv_heads, head_dim }, heads))
 }
 
-fn read_layer_ids(
-    section: &Section<'_>,
-    eagle: Option<&Section<'_>>,
+fn read_layer_ids<'a>(
+    section: &Section<'a>,
+    eagle: Option<&Section<'a>>,
 ) -> Result<Option<Vec<usize>>, ModelError> {
     const KEY: &str = "eagle_aux_hidden_state_layer_ids";
     if let Some(eagle) = eagle {
