@@ -3,6 +3,7 @@
 mod dtype;
 mod error;
 mod isa;
+mod lanes;
 pub mod ops;
 mod stream;
 mod tensor;

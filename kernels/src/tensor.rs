@@ -142,6 +142,27 @@ impl Tensor {
         assert!(bytes <= chunks.len() * ALIGNMENT, "{rows} rows do not fit this tensor's memory");
     }
 
+    /// Sets the whole shape, within the memory that this tensor already has. Contents are
+    /// unspecified (but initialised).
+    ///
+    /// # Panics
+    /// If the memory does not hold it, or the tensor is a view.
+    pub fn reshape(&mut self, shape: &[usize]) {
+        (self.dimensions, self.shape) = shape_array(shape);
+        self.pitch = self.width() * self.dtype.bytes();
+        self.set_rows(shape[0]);
+    }
+
+    /// Sets all elements to zero.
+    ///
+    /// # Panics
+    /// If the tensor is a view.
+    pub fn fill_zero(&mut self) {
+        let bytes = self.bytes();
+        let Storage::Owned(chunks) = &mut self.storage else { panic!("a view is read-only") };
+        bytemuck::cast_slice_mut::<_, u8>(chunks)[..bytes].fill(0);
+    }
+
     /// Makes the memory shareable, so that clones and views of it are cheap and read-only.
     #[must_use]
     pub fn into_shared(self) -> Self {

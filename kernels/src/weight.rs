@@ -80,7 +80,7 @@ impl Weight {
             return Err(KernelError::WeightType { what, found, supported: "f32, f16, bf16" });
         }
         let expected = vec![packed.rows(), packed.width() * 8 / INT4_GROUP];
-        if scale.shape() != expected || packed.width() * 8 % INT4_GROUP != 0 {
+        if scale.shape() != expected || !(packed.width() * 8).is_multiple_of(INT4_GROUP) {
             let found = scale.shape().to_vec();
             return Err(KernelError::WeightShape { what: "weight_scale", expected, found });
         }
