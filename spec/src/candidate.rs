@@ -52,14 +52,15 @@ pub fn top_k_log_softmax(
 /// The `k` largest logits by insertion: nearly every entry fails the first comparison.
 fn select(logits: &[f32], k: usize, out: &mut Vec<Candidate>) {
     for (token, &logit) in logits.iter().enumerate() {
-        let full = out.len() == k;
-        // Both comparisons are false for NaN, which is never chosen.
-        let better = logit >= f32::NEG_INFINITY && !full;
-        if !(better || full && logit > out[k - 1].log_probability) {
+        // Both tests turn NaN away.
+        if out.len() == k {
+            if logit > out[k - 1].log_probability {
+                out.pop();
+            } else {
+                continue;
+            }
+        } else if logit.is_nan() {
             continue;
-        }
-        if full {
-            out.pop();
         }
         let place = out.partition_point(|chosen| chosen.log_probability >= logit);
         out.insert(place, Candidate { token: token as TokenId, log_probability: logit });

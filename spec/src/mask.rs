@@ -59,7 +59,7 @@ impl TreeMask {
     /// If `node` is not below [`rows`](Self::rows).
     pub fn visible(&self, node: usize) -> impl Iterator<Item = usize> + '_ {
         self.row(node).iter().enumerate().flat_map(|(index, &word)| {
-            std::iter::successors(Some(word), |rest| Some(rest & (rest - 1)))
+            std::iter::successors(Some(word), |rest| Some(rest & rest.wrapping_sub(1)))
                 .take_while(|&rest| rest != 0)
                 .map(move |rest| index * 64 + rest.trailing_zeros() as usize)
         })

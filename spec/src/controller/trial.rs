@@ -1,0 +1,156 @@
+//! Trials: a few rounds with another way of drafting, to see whether it is better. The invariant: what
+//! trials lose stays within an allowance that grows with the rounds done.
+
+use super::{CHAIN_DRAFTED_FIRST, Controller, GAIN_SWITCH, PLAIN_REFRESH_ROUNDS, Shape, fits};
+use crate::{Limits, Plan};
+
+/// Share of all rounds that trials may cost, and the most that can be saved up, in plain rounds. The
+/// controller starts with that, so in 2,000 rounds a useless draft costs 28 plain rounds or 1.4 %,
+/// but for what the last trial overdraws.
+const ALLOWANCE_EARNED: f64 = 0.01;
+pub(super) const ALLOWANCE_MAX: f64 = 8.0;
+/// Rounds after which a trial may fail, may succeed, and ends.
+const ROUNDS_MIN: u32 = 4;
+const ROUNDS_ADOPT: u32 = 8;
+const ROUNDS_MAX: u32 = 24;
+/// Plain rounds in a trial that measures the cost of a plain pass again.
+const ROUNDS_PLAIN: u32 = 2;
+/// A draft that would not pay with this acceptance at each depth is not tried.
+const RATE_BEST: f64 = 0.95;
+/// Rounds between a failed trial and the next one: the first wait, doubled with each failure.
+pub(super) const WAIT_ROUNDS_MIN: u64 = 32;
+pub(super) const WAIT_ROUNDS_MAX: u64 = 512;
+/// Rounds in use after which a way of drafting did not fail.
+pub(super) const LASTING_ROUNDS: u64 = 128;
+/// Draws of the past that count in a trial while another draft is in use. While drafting is off, the
+/// past is what drafting was switched off for, and none count.
+const MEMORY_DRAWS: f64 = 8.0;
+
+/// A trial that is under way.
+#[derive(Debug, Clone)]
+pub(super) struct Trial {
+    /// The draft under trial; none for plain rounds.
+    draft: Option<usize>,
+    /// What the next round does.
+    pub(super) plan: Plan,
+    rounds: u32,
+}
+
+impl Controller {
+    /// The trial that is due, if any.
+    pub(super) fn next_trial(&mut self, limits: Limits) -> Option<Trial> {
+        let measured_at = self.passes.measured_at(1).unwrap_or(0);
+        if self.current.is_some() && self.round - measured_at >= PLAIN_REFRESH_ROUNDS {
+            return Some(Trial { draft: None, plan: Plan::Plain, rounds: 0 });
+        }
+        let due = (0..self.drafts.len()).filter(|&draft| {
+            self.current != Some(draft)
+                && self.round >= self.drafts[draft].wait_until
+                && fits(self.drafts[draft].trial_plan(), limits)
+        });
+        // The one that has waited longest.
+        let draft = due.min_by_key(|&draft| self.drafts[draft].wait_until)?;
+        if !self.could_pay(draft) {
+            let round = self.round;
+            self.drafts[draft].postpone(round, false);
+            return None;
+        }
+        if !self.affords(draft) {
+            return None;
+        }
+        let memory = if self.current.is_some() { MEMORY_DRAWS } else { 0.0 };
+        self.drafts[draft].rates.limit_memory(memory);
+        let depth_max = self.drafts[draft].trial_plan().depth();
+        self.drafts[draft].depth = self.best_depth(draft, depth_max);
+        Some(Trial { draft: Some(draft), plan: self.drafts[draft].plan(), rounds: 0 })
+    }
+
+    /// Counts a round of `trial` that took `seconds`, and says whether it goes on.
+    pub(super) fn continue_trial(
+        &mut self,
+        mut trial: Trial,
+        plan: Plan,
+        accepted: usize,
+        seconds: f64,
+    ) -> Option<Trial> {
+        let (Some(bar), Some(plain)) = (self.current_rate(), self.plain_cost()) else {
+            return None;
+        };
+        if plan != trial.plan {
+            // The limits left no room for it.
+            return Some(trial);
+        }
+        let lost_seconds = seconds - (accepted + 1) as f64 / bar;
+        self.allowance = (self.allowance - lost_seconds / plain).min(ALLOWANCE_MAX);
+        trial.rounds += 1;
+        let Some(draft) = trial.draft else {
+            return (trial.rounds < ROUNDS_PLAIN).then_some(trial);
+        };
+        if trial.rounds < ROUNDS_MIN {
+            return Some(trial);
+        }
+        self.drafts[draft].depth = self.best_depth(draft, usize::MAX);
+        trial.plan = self.drafts[draft].plan();
+        let rate = self.rate(draft, self.drafts[draft].depth).unwrap_or(0.0);
+        if trial.rounds >= ROUNDS_ADOPT && rate > GAIN_SWITCH * bar {
+            if let Some(current) = self.current {
+                self.leave(current);
+            }
+            self.adopt(draft);
+            return None;
+        }
+        if rate <= bar || trial.rounds >= ROUNDS_MAX {
+            let round = self.round;
+            self.drafts[draft].postpone(round, false);
+            return None;
+        }
+        Some(trial)
+    }
+
+    /// Adds the share of a round that cost `plain_rounds` plain ones.
+    pub(super) fn earn_allowance(&mut self, plain_rounds: f64) {
+        let earned = ALLOWANCE_EARNED * plain_rounds;
+        self.allowance = (self.allowance + earned).min(ALLOWANCE_MAX);
+    }
+
+    /// Whether the best imaginable acceptance would make the draft better than what is in use.
+    fn could_pay(&self, draft: usize) -> bool {
+        let Some(bar) = self.current_rate() else {
+            return false;
+        };
+        let depths = match self.drafts[draft].shape {
+            Shape::Chain { drafted_max } => 1..=drafted_max,
+            Shape::Tree(parameters) => parameters.depth()..=parameters.depth(),
+        };
+        let tokens = |depth: usize| (0..=depth).map(|level| RATE_BEST.powi(level as i32)).sum();
+        depths.into_iter().any(|depth| {
+            let seconds = self.hoped_seconds(draft, depth).unwrap_or(0.0);
+            let tokens: f64 = tokens(depth);
+            tokens > bar * seconds
+        })
+    }
+
+    /// Whether the allowance covers the shortest trial should nothing be accepted. A trial dearer
+    /// than can be saved up waits until all is saved up.
+    fn affords(&self, draft: usize) -> bool {
+        let (Some(bar), Some(plain)) = (self.current_rate(), self.plain_cost()) else {
+            return false;
+        };
+        let depth = self.drafts[draft].trial_plan().depth();
+        let seconds = self.hoped_seconds(draft, depth).unwrap_or(0.0);
+        let loss = f64::from(ROUNDS_MIN) * (seconds - 1.0 / bar).max(0.0) / plain;
+        self.allowance >= loss.min(ALLOWANCE_MAX)
+    }
+}
+
+impl super::Draft {
+    /// The longest plan that a trial starts with.
+    fn trial_plan(&self) -> Plan {
+        match self.shape {
+            Shape::Chain { drafted_max } => {
+                Plan::Chain { drafted: CHAIN_DRAFTED_FIRST.min(drafted_max) }
+            }
+            Shape::Tree(parameters) => Plan::Tree(parameters),
+        }
+    }
+}

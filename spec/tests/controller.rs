@@ -1,0 +1,232 @@
+//! The controller in synthetic worlds whose costs and acceptance are known, so that its speed can be
+//! compared with that of the best fixed plan.
+
+use paceline_spec::{Controller, ControllerOptions, Limits, Plan, RoundOutcome, TreeParameters};
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    fn uniform(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    fn between(&mut self, low: f64, high: f64) -> f64 {
+        low + (high - low) * self.uniform()
+    }
+}
+
+/// Costs in milliseconds, acceptance by depth.
+#[derive(Clone)]
+struct World {
+    name: &'static str,
+    pass: Vec<(usize, f64)>,
+    draft_fixed: f64,
+    draft_level: f64,
+    tree_level: f64,
+    catch_up_row: f64,
+    chain: Vec<f64>,
+    tree: Vec<f64>,
+}
+
+impl World {
+    fn pass_cost(&self, width: usize) -> f64 {
+        let upper = self.pass.iter().position(|point| point.0 >= width);
+        let upper = upper.expect("the table reaches the widest plan");
+        let (w, cost) = self.pass[upper];
+        if w == width {
+            return cost;
+        }
+        let (v, below) = self.pass[upper - 1];
+        below + (cost - below) * (width - v) as f64 / (w - v) as f64
+    }
+
+    fn draft_cost(&self, plan: Plan) -> f64 {
+        match plan {
+            Plan::Plain => 0.0,
+            Plan::Chain { drafted } => self.draft_fixed + self.draft_level * drafted as f64,
+            Plan::Tree(tree) => self.draft_fixed + self.tree_level * tree.depth() as f64,
+        }
+    }
+
+    fn cost(&self, plan: Plan) -> f64 {
+        self.pass_cost(plan.width()) + self.draft_cost(plan)
+    }
+
+    fn rate_at(&self, plan: Plan, level: usize) -> f64 {
+        let rates = if matches!(plan, Plan::Tree(_)) { &self.tree } else { &self.chain };
+        rates.get(level).or(rates.last()).copied().unwrap_or(0.0)
+    }
+
+    fn tokens(&self, plan: Plan) -> f64 {
+        let mut reached = 1.0;
+        (0..plan.depth()).fold(1.0, |tokens, level| {
+            reached *= self.rate_at(plan, level);
+            tokens + reached
+        })
+    }
+
+    fn speed(&self, plan: Plan) -> f64 {
+        self.tokens(plan) / self.cost(plan)
+    }
+
+    fn best(&self, options: &ControllerOptions) -> (Plan, f64) {
+        let chains = (1..=options.chain_drafted_max).map(|drafted| Plan::Chain { drafted });
+        let plans = chains.chain(options.trees.iter().copied().map(Plan::Tree));
+        let plans = plans.chain([Plan::Plain]).map(|plan| (plan, self.speed(plan)));
+        plans.max_by(|a, b| a.1.total_cmp(&b.1)).expect("plain is always there")
+    }
+}
+
+/// A run of a controller, with measurements that are 5 % noisy and 10 times too slow now and then.
+struct Run {
+    controller: Controller,
+    random: Random,
+    /// Rows that the draft has not seen.
+    behind: usize,
+}
+
+/// Expected tokens and true milliseconds: what luck and noise leave out.
+#[derive(Default, Clone, Copy)]
+struct Sum {
+    tokens: f64,
+    cost: f64,
+    plain: usize,
+    changes: usize,
+}
+
+impl Run {
+    fn new(options: &ControllerOptions, seed: u64) -> Self {
+        Self { controller: Controller::new(options.clone()), random: Random(seed), behind: 0 }
+    }
+
+    fn rounds(&mut self, world: &World, rounds: usize) -> Sum {
+        let mut sum = Sum::default();
+        let mut last = None;
+        for _ in 0..rounds {
+            let plan = self.controller.decide(Limits::NONE);
+            let mut accepted = 0;
+            while accepted < plan.depth() && self.random.uniform() < world.rate_at(plan, accepted) {
+                accepted += 1;
+            }
+            let catch_up = if plan == Plan::Plain {
+                self.behind += 1;
+                0.0
+            } else {
+                std::mem::take(&mut self.behind) as f64 * world.catch_up_row
+            };
+            let noise = [self.noise(), self.noise(), self.noise()];
+            self.controller.observe(&RoundOutcome {
+                plan,
+                width: plan.width(),
+                accepted,
+                draft_seconds: 1e-3 * world.draft_cost(plan) * noise[0],
+                verify_seconds: 1e-3 * world.pass_cost(plan.width()) * noise[1],
+                catch_up_seconds: 1e-3 * catch_up * noise[2],
+            });
+            sum.tokens += world.tokens(plan);
+            sum.cost += world.cost(plan) + catch_up;
+            sum.plain += usize::from(plan == Plan::Plain);
+            sum.changes += usize::from(last.replace(plan).is_some_and(|last| last != plan));
+        }
+        sum
+    }
+
+    fn noise(&mut self) -> f64 {
+        let outlier = if self.random.uniform() < 0.01 { 10.0 } else { 1.0 };
+        self.random.between(0.95, 1.05) * outlier
+    }
+}
+
+impl Sum {
+    fn speed(&self) -> f64 {
+        self.tokens / self.cost
+    }
+}
+
+fn options() -> ControllerOptions {
+    let tree = |topk, depth, nodes| TreeParameters::new(topk, depth, nodes).expect("valid");
+    ControllerOptions { chain_drafted_max: 7, trees: vec![tree(4, 4, 16), tree(2, 3, 8)] }
+}
+
+/// A mixture model on one PCIe machine, with the draft's acceptance of real traffic.
+fn mixture() -> World {
+    World {
+        name: "mixture",
+        pass: vec![(1, 8.4), (2, 9.2), (4, 10.7), (8, 13.7), (16, 18.9)],
+        draft_fixed: 0.1,
+        draft_level: 0.35,
+        tree_level: 0.5,
+        catch_up_row: 0.02,
+        chain: vec![0.645, 0.61, 0.61, 0.5],
+        tree: vec![0.78, 0.72, 0.7, 0.6],
+    }
+}
+
+fn worlds() -> Vec<World> {
+    let base = mixture();
+    vec![
+        base.clone(),
+        World { name: "good", chain: vec![0.9], tree: vec![0.93], ..base.clone() },
+        World {
+            name: "tiles",
+            pass: vec![(1, 5.0), (3, 5.1), (4, 9.0), (7, 9.2), (8, 17.0), (16, 30.0)],
+            chain: vec![0.75],
+            tree: vec![0.8],
+            ..base.clone()
+        },
+        World {
+            name: "flat",
+            pass: vec![(1, 8.0), (16, 8.8)],
+            tree: vec![0.9, 0.88, 0.85, 0.85],
+            ..base.clone()
+        },
+        World {
+            name: "first token only",
+            chain: vec![0.9, 0.05],
+            tree: vec![0.92, 0.1],
+            ..base.clone()
+        },
+        World { name: "useless", chain: vec![0.0], tree: vec![0.0], ..base.clone() },
+        World { name: "poor", chain: vec![0.15], tree: vec![0.25], ..base.clone() },
+        World { name: "tree only", chain: vec![0.02], tree: vec![0.95], ..base.clone() },
+        World {
+            name: "dear draft",
+            draft_fixed: 6.0,
+            draft_level: 3.0,
+            tree_level: 5.0,
+            chain: vec![0.8],
+            tree: vec![0.85],
+            ..base
+        },
+    ]
+}
+
+#[test]
+fn the_steady_state_is_within_three_percent_of_the_best_fixed_plan() {
+    let options = options();
+    for world in worlds() {
+        let (best, speed) = world.best(&options);
+        let mut mean = 0.0;
+        for seed in 0..8 {
+            let mut run = Run::new(&options, seed);
+            run.rounds(&world, 1000);
+            let sum = run.rounds(&world, 4000);
+            let ratio = sum.speed() / speed;
+            mean += ratio / 8.0;
+            println!(
+                "{:18} {best:?} seed {seed}: {ratio:.4}, {} plain rounds, {} changes",
+                world.name, sum.plain, sum.changes
+            );
+            assert!(ratio > 0.95, "{} seed {seed}: {ratio}", world.name);
+        }
+        assert!(mean > 0.97, "{}: {mean}", world.name);
+    }
+}
