@@ -215,12 +215,12 @@ fn the_steady_state_is_within_three_percent_of_the_best_fixed_plan() {
     for world in worlds() {
         let (best, speed) = world.best(&options);
         let mut mean = 0.0;
-        for seed in 0..8 {
+        for seed in 0..32 {
             let mut run = Run::new(&options, seed);
             run.rounds(&world, 1000);
             let sum = run.rounds(&world, 4000);
             let ratio = sum.speed() / speed;
-            mean += ratio / 8.0;
+            mean += ratio / 32.0;
             println!(
                 "{:18} {best:?} seed {seed}: {ratio:.4}, {} plain rounds, {} changes",
                 world.name, sum.plain, sum.changes

@@ -62,28 +62,43 @@ impl AcceptanceRates {
     /// Probability that the token of `level` (0 below the root) is accepted if those above are.
     #[cfg(test)]
     pub(super) fn rate(&self, level: usize) -> f64 {
-        self.rates().nth(level).expect("rates never end")
+        self.rates().nth(level).expect("rates never end").0
     }
 
     /// Tokens a round emits when it drafts `depth` levels, the bonus token included.
     pub(super) fn tokens(&self, depth: usize) -> f64 {
-        let mut reached = 1.0;
-        let mut tokens = 1.0;
-        for rate in self.rates().take(depth) {
-            reached *= rate;
-            tokens += reached;
-        }
-        tokens
+        tokens(self.rates().take(depth).map(|(rate, _)| rate))
     }
 
-    /// Each level's rate, smoothed towards the level above: drafts are about as good at each depth.
-    fn rates(&self) -> impl Iterator<Item = f64> + '_ {
+    /// As [`tokens`](Self::tokens), with every rate one standard deviation above its estimate: what
+    /// the draft may yet turn out to do.
+    pub(super) fn tokens_hoped(&self, depth: usize) -> f64 {
+        let rates = self.rates().take(depth);
+        tokens(rates.map(|(rate, draws)| {
+            let draws = draws + PRIOR_WEIGHT;
+            (rate + (rate * (1.0 - rate) / draws).sqrt()).min(1.0)
+        }))
+    }
+
+    /// Each level's rate, smoothed towards the level above (drafts are about as good at each depth),
+    /// and the draws it rests on.
+    fn rates(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
         let counts = self.depths.iter().map(|depth| depth.slow);
         counts.chain(std::iter::repeat(Tally::default())).scan(PRIOR, |prior, tally| {
             *prior = (tally.accepted + PRIOR_WEIGHT * *prior) / (tally.draws + PRIOR_WEIGHT);
-            Some(*prior)
+            Some((*prior, tally.draws))
         })
     }
+}
+
+/// 1 + r_1 + r_1 r_2 + …
+fn tokens(rates: impl Iterator<Item = f64>) -> f64 {
+    let mut reached = 1.0;
+    let levels = rates.map(|rate| {
+        reached *= rate;
+        reached
+    });
+    1.0 + levels.sum::<f64>()
 }
 
 impl Depth {

@@ -20,11 +20,13 @@ const RATE_BEST: f64 = 0.95;
 /// Rounds between a failed trial and the next one: the first wait, doubled with each failure.
 pub(super) const WAIT_ROUNDS_MIN: u64 = 32;
 pub(super) const WAIT_ROUNDS_MAX: u64 = 512;
+/// Rounds before a trial that found no clear difference goes on.
+const WAIT_ROUNDS_UNDECIDED: u64 = 128;
 /// Rounds in use after which a way of drafting did not fail.
 pub(super) const LASTING_ROUNDS: u64 = 128;
 /// Draws of the past that count in a trial while another draft is in use. While drafting is off, the
 /// past is what drafting was switched off for, and none count.
-const MEMORY_DRAWS: f64 = 8.0;
+const MEMORY_DRAWS: f64 = 64.0;
 
 /// A trial that is under way.
 #[derive(Debug, Clone)]
@@ -89,9 +91,12 @@ impl Controller {
         if trial.rounds < ROUNDS_MIN {
             return Some(trial);
         }
-        self.drafts[draft].depth = self.best_depth(draft, usize::MAX);
+        let depth = self.best_depth(draft, usize::MAX);
+        self.drafts[draft].depth = depth;
         trial.plan = self.drafts[draft].plan();
-        let rate = self.rate(draft, self.drafts[draft].depth).unwrap_or(0.0);
+        let rate = self.rate(draft, depth).unwrap_or(0.0);
+        let rates = &self.drafts[draft].rates;
+        let hoped = rate * rates.tokens_hoped(depth) / rates.tokens(depth);
         if trial.rounds >= ROUNDS_ADOPT && rate > GAIN_SWITCH * bar {
             if let Some(current) = self.current {
                 self.leave(current);
@@ -99,9 +104,13 @@ impl Controller {
             self.adopt(draft);
             return None;
         }
-        if rate <= bar || trial.rounds >= ROUNDS_MAX {
-            let round = self.round;
+        let round = self.round;
+        if hoped < bar {
             self.drafts[draft].postpone(round, false);
+            return None;
+        }
+        if trial.rounds >= ROUNDS_MAX {
+            self.drafts[draft].wait_until = round + WAIT_ROUNDS_UNDECIDED;
             return None;
         }
         Some(trial)
