@@ -1,0 +1,265 @@
+//! Lists that a template can change in place, as in Python.
+//!
+//! The template engine's lists are values, so `{% set _ = names.append(x) %}` would be lost. For a
+//! source that uses such methods, list literals are wrapped in a call that makes a changeable list.
+//! Invariant: a list never contains itself, since what is put in is copied.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use minijinja::value::{Enumerator, Object, ObjectRepr, ValueKind, from_args};
+use minijinja::{Error, ErrorKind, State, Value};
+
+/// Name of the function around list literals; no template can have chosen it by accident.
+pub(super) const LIST_FUNCTION: &str = "__changeable_list";
+const TAGS: [&str; 3] = ["{%", "{{", "{#"];
+const METHODS: [&str; 4] = [".append(", ".extend(", ".insert(", ".pop("];
+
+/// A list with Python's methods that change it.
+#[derive(Debug)]
+struct List {
+    items: Mutex<Vec<Value>>,
+}
+
+impl List {
+    fn items(&self) -> MutexGuard<'_, Vec<Value>> {
+        // A panic elsewhere leaves whole values behind.
+        self.items.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pop(&self, index: i64) -> Result<Value, Error> {
+        let mut items = self.items();
+        let at = usize::try_from(if index < 0 { index + items.len() as i64 } else { index });
+        match at.ok().filter(|&at| at < items.len()) {
+            Some(at) => Ok(items.remove(at)),
+            None => Err(Error::new(ErrorKind::InvalidOperation, "pop index out of range")),
+        }
+    }
+
+    fn insert(&self, index: i64, value: Value) {
+        let mut items = self.items();
+        let at = if index < 0 { (index + items.len() as i64).max(0) } else { index };
+        let at = usize::try_from(at).unwrap_or(usize::MAX).min(items.len());
+        items.insert(at, value);
+    }
+}
+
+impl Object for List {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Seq
+    }
+
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.items().get(key.as_usize()?).cloned()
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Values(self.items().clone())
+    }
+
+    fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
+        Some(self.items().len())
+    }
+
+    fn call_method(
+        self: &Arc<Self>,
+        state: &mut State<'_, '_>,
+        method: &str,
+        args: &[Value],
+    ) -> Result<Value, Error> {
+        match method {
+            "append" => {
+                let (value,): (&Value,) = from_args(args)?;
+                let value = copy(state, value, 0)?;
+                self.items().push(value);
+            }
+            "extend" => {
+                let (values,): (&Value,) = from_args(args)?;
+                let values: Result<Vec<Value>, Error> =
+                    values.try_iter()?.map(|value| copy(state, &value, 0)).collect();
+                self.items().extend(values?);
+            }
+            "insert" => {
+                let (index, value): (i64, &Value) = from_args(args)?;
+                let value = copy(state, value, 0)?;
+                self.insert(index, value);
+            }
+            "pop" => {
+                let (index,): (Option<i64>,) = from_args(args)?;
+                return self.pop(index.unwrap_or(-1));
+            }
+            _ => return Err(Error::from(ErrorKind::UnknownMethod)),
+        }
+        Ok(Value::from(()))
+    }
+}
+
+/// A changeable list of a value's items.
+pub(super) fn changeable_list(value: &Value) -> Result<Value, Error> {
+    let items = value.try_iter()?.collect();
+    Ok(Value::from_object(List { items: Mutex::new(items) }))
+}
+
+/// A JSON value as a template's value; with `changeable`, every list in it can be changed.
+pub(super) fn from_json(value: &serde_json::Value, changeable: bool) -> Value {
+    match value {
+        serde_json::Value::Null => Value::from(()),
+        serde_json::Value::Bool(flag) => Value::from(*flag),
+        serde_json::Value::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(number), _) => Value::from(number),
+            (None, Some(number)) => Value::from(number),
+            (None, None) => Value::from(number.as_f64().unwrap_or(f64::NAN)),
+        },
+        serde_json::Value::String(text) => Value::from(text.as_str()),
+        serde_json::Value::Array(items) => {
+            let items: Vec<Value> = items.iter().map(|item| from_json(item, changeable)).collect();
+            match changeable {
+                true => Value::from_object(List { items: Mutex::new(items) }),
+                false => Value::from(items),
+            }
+        }
+        serde_json::Value::Object(map) => map
+            .iter()
+            .map(|(key, item)| (Value::from(key.as_str()), from_json(item, changeable)))
+            .collect(),
+    }
+}
+
+/// Whether a template changes lists.
+pub(super) fn changes_lists(source: &str) -> bool {
+    METHODS.iter().any(|method| source.contains(method))
+}
+
+/// The source with its list literals made changeable.
+pub(super) fn with_list_calls(source: &str) -> String {
+    let mut rewritten = String::with_capacity(source.len() + 64);
+    let mut rest = source;
+    while let Some(begin) = TAGS.iter().filter_map(|tag| rest.find(tag)).min() {
+        let (text, tag) = rest.split_at(begin);
+        rewritten.push_str(text);
+        let is_comment = tag.starts_with("{#");
+        let end = match is_comment {
+            true => tag.find("#}").map_or(tag.len(), |end| end + 2),
+            false => tag_end(tag),
+        };
+        let (tag, after) = tag.split_at(end);
+        if is_comment {
+            rewritten.push_str(tag);
+        } else {
+            rewrite_tag(tag, &mut rewritten);
+        }
+        rest = after;
+    }
+    rewritten.push_str(rest);
+    rewritten
+}
+
+/// A copy without changeable lists; every value copied costs fuel.
+fn copy(state: &State<'_, '_>, value: &Value, depth: usize) -> Result<Value, Error> {
+    const DEPTH_MAX: usize = 100;
+    if depth > DEPTH_MAX {
+        return Err(Error::new(ErrorKind::InvalidOperation, "lists are nested too deep"));
+    }
+    state.consume_fuel(1)?;
+    match value.kind() {
+        ValueKind::Seq => value.try_iter()?.map(|item| copy(state, &item, depth + 1)).collect(),
+        ValueKind::Map => {
+            let pairs = value.try_iter()?.map(|key| {
+                let item = copy(state, &value.get_item(&key)?, depth + 1)?;
+                Ok((key, item))
+            });
+            let pairs: Result<Vec<(Value, Value)>, Error> = pairs.collect();
+            Ok(pairs?.into_iter().collect())
+        }
+        _ => Ok(value.clone()),
+    }
+}
+
+/// Length of the tag at the beginning, its closing mark outside of strings included.
+fn tag_end(tag: &str) -> usize {
+    let close = if tag.starts_with("{%") { "%}" } else { "}}" };
+    let mut quote = None;
+    let mut escaped = false;
+    for (at, character) in tag.char_indices().skip(2) {
+        match quote {
+            Some(open) => {
+                if !escaped && character == open {
+                    quote = None;
+                }
+                escaped = !escaped && character == '\\';
+            }
+            None if matches!(character, '\'' | '"') => quote = Some(character),
+            None if tag[at..].starts_with(close) => return at + close.len(),
+            None => {}
+        }
+    }
+    tag.len()
+}
+
+/// Wraps `[…]` where it stands for a list: not behind a value, where it is a subscript.
+fn rewrite_tag(tag: &str, rewritten: &mut String) {
+    let mut open = Vec::new();
+    let mut quote: Option<char> = None;
+    let mut escaped = false;
+    let mut word = String::new();
+    let mut after_value = false;
+    for character in tag.chars() {
+        if let Some(end) = quote {
+            rewritten.push(character);
+            if !escaped && character == end {
+                (quote, after_value) = (None, true);
+            }
+            escaped = !escaped && character == '\\';
+            continue;
+        }
+        if character.is_alphanumeric() || character == '_' {
+            word.push(character);
+            rewritten.push(character);
+            continue;
+        }
+        if !word.is_empty() {
+            after_value = !KEYWORDS.contains(&word.as_str());
+            word.clear();
+        }
+        match character {
+            '[' if !after_value => {
+                rewritten.push_str(LIST_FUNCTION);
+                rewritten.push_str("([");
+                open.push(true);
+            }
+            '[' => {
+                rewritten.push('[');
+                open.push(false);
+            }
+            ']' => {
+                rewritten.push_str(if open.pop() == Some(true) { "])" } else { "]" });
+            }
+            _ => rewritten.push(character),
+        }
+        match character {
+            '\'' | '"' => quote = Some(character),
+            ']' | ')' | '}' => after_value = true,
+            _ if character.is_whitespace() => {}
+            _ => after_value = false,
+        }
+    }
+}
+
+/// Words behind which a value begins.
+const KEYWORDS: [&str; 16] = [
+    "and",
+    "call",
+    "elif",
+    "else",
+    "filter",
+    "for",
+    "if",
+    "in",
+    "is",
+    "not",
+    "or",
+    "print",
+    "return",
+    "set",
+    "do",
+    "recursive",
+];
