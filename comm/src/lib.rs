@@ -1,1 +1,26 @@
-//! placeholder
+#![doc = include_str!("../README.md")]
+
+pub mod backend;
+mod collective;
+mod communicator;
+mod descriptor;
+mod error;
+mod failure;
+mod group;
+mod limits;
+mod liveness;
+pub mod policy;
+mod protocol;
+mod rank;
+mod region;
+mod topology;
+mod wait;
+
+pub use backend::{Backend, COMPILED, KNOWN};
+pub use collective::{Abort, Call, Collective, Connection, ReduceOp};
+pub use communicator::{Communicator, Declined, Usage};
+pub use error::{CallFacts, CommError, LossCause, Result};
+pub use group::{Group, GroupOptions, in_process};
+pub use limits::{Limits, Unavailable};
+pub use rank::Rank;
+pub use topology::{Placement, Topology};

@@ -1,0 +1,189 @@
+//! Groups of ranks: who is in, and the control channel that all back ends can rely on.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    Abort, CommError, Placement, Rank, Result, Topology,
+    backend::host::algorithms,
+    failure::NothingToAbort,
+    protocol::{Channel, Limit},
+    region::{Layout, Region, SLOT_BYTES_MAX, SLOT_BYTES_MIN, WORLD_SIZE_MAX},
+};
+
+/// How long ranks wait for each other unless told otherwise.
+pub(crate) const TIMEOUT_DEFAULT: Duration = Duration::from_secs(120);
+
+/// Settings of a group, the same on all ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupOptions {
+    /// Deadline of the meeting and of each collective.
+    pub timeout: Duration,
+    /// Size of the pieces in which the back end `host` sends large tensors: a multiple of 4096.
+    /// Each rank has two.
+    pub slot_bytes: usize,
+}
+
+impl Default for GroupOptions {
+    /// 120 seconds, slots of 256 KiB.
+    fn default() -> Self {
+        Self { timeout: TIMEOUT_DEFAULT, slot_bytes: 256 << 10 }
+    }
+}
+
+impl GroupOptions {
+    pub(crate) fn check(&self) -> Result<()> {
+        let invalid = |setting, value, expected: &str| CommError::SettingInvalid {
+            setting,
+            value,
+            origin: "the options".to_owned(),
+            expected: expected.to_owned(),
+        };
+        if self.timeout.is_zero() {
+            return Err(invalid("timeout", "0".to_owned(), "longer than nothing"));
+        }
+        let in_bounds = (SLOT_BYTES_MIN..=SLOT_BYTES_MAX).contains(&self.slot_bytes);
+        if !in_bounds || !self.slot_bytes.is_multiple_of(SLOT_BYTES_MIN) {
+            let expected = "a multiple of 4096 up to 256 MiB";
+            return Err(invalid("slot_bytes", self.slot_bytes.to_string(), expected));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn layout(&self, world_size: usize) -> Layout {
+        Layout { world_size, slot_bytes: self.slot_bytes }
+    }
+}
+
+/// One rank's membership of a group. Dropping it leaves the group.
+///
+/// [`Communicator::connect`](crate::Communicator::connect) makes it usable for tensors; back ends
+/// use it to exchange what they need to connect.
+pub struct Group {
+    rank: Rank,
+    local_rank: usize,
+    topology: Topology,
+    timeout: Duration,
+    /// None if this rank is alone.
+    channel: Option<Channel>,
+}
+
+impl Group {
+    /// A group of one, where every collective is the identity.
+    pub fn alone() -> Self {
+        Self {
+            rank: Rank(0),
+            local_rank: 0,
+            topology: Topology::local(1, Placement::Threads),
+            timeout: TIMEOUT_DEFAULT,
+            channel: None,
+        }
+    }
+
+    pub(crate) fn over(
+        channel: Channel,
+        local_rank: usize,
+        topology: Topology,
+        timeout: Duration,
+    ) -> Self {
+        let rank = Rank(channel.rank());
+        Self { rank, local_rank, topology, timeout, channel: Some(channel) }
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// This rank's number among those of its machine: which device it takes.
+    pub fn local_rank(&self) -> usize {
+        self.local_rank
+    }
+
+    /// Number of ranks.
+    pub fn world_size(&self) -> usize {
+        self.topology.world_size
+    }
+
+    /// Where the ranks are.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// The deadline of each collective.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Gives every rank the messages of all ranks, by rank. For set-up.
+    ///
+    /// # Errors
+    /// As [`Communicator::broadcast_bytes`](crate::Communicator::broadcast_bytes).
+    pub fn exchange(&mut self, message: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let mut messages = vec![Vec::new(); self.world_size()];
+        messages[self.rank.index()] = message.to_vec();
+        if let Some(channel) = &mut self.channel {
+            for (root, message) in messages.iter_mut().enumerate() {
+                algorithms::broadcast_bytes(channel, message, Rank(root), Limit::Deadline)?;
+            }
+        }
+        Ok(messages)
+    }
+
+    /// Whether the group can still be used: looks for failures and lost ranks, and does not wait.
+    ///
+    /// # Errors
+    /// The group's first failure.
+    pub fn check(&mut self) -> Result<()> {
+        self.channel.as_mut().map_or(Ok(()), Channel::check)
+    }
+
+    /// A handle that frees this rank from another thread.
+    pub fn abort_handle(&self) -> Arc<dyn Abort> {
+        match &self.channel {
+            Some(channel) => channel.abort_handle(),
+            None => Arc::new(NothingToAbort),
+        }
+    }
+
+    pub(crate) fn channel_mut(&mut self) -> Option<&mut Channel> {
+        self.channel.as_mut()
+    }
+}
+
+impl std::fmt::Debug for Group {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Group(rank {} of {})", self.rank, self.topology)
+    }
+}
+
+/// Makes a group of `world_size` ranks that are threads of this process. Give each thread one;
+/// the list is in order of rank.
+///
+/// # Errors
+/// [`CommError::SettingInvalid`] or [`CommError::System`].
+pub fn in_process(world_size: usize, options: &GroupOptions) -> Result<Vec<Group>> {
+    options.check()?;
+    check_world_size(world_size, "the call")?;
+    if world_size == 1 {
+        return Ok(vec![Group { timeout: options.timeout, ..Group::alone() }]);
+    }
+    let region = Arc::new(Region::anonymous(options.layout(world_size))?);
+    let topology = Topology::local(world_size, Placement::Threads);
+    let group = |rank| {
+        let channel = Channel::open(region.clone(), rank, None, options.timeout);
+        Group::over(channel, rank, topology.clone(), options.timeout)
+    };
+    Ok((0..world_size).map(group).collect())
+}
+
+pub(crate) fn check_world_size(world_size: usize, origin: &str) -> Result<()> {
+    if (1..=WORLD_SIZE_MAX).contains(&world_size) {
+        return Ok(());
+    }
+    Err(CommError::SettingInvalid {
+        setting: "world size",
+        value: world_size.to_string(),
+        origin: origin.to_owned(),
+        expected: format!("1 to {WORLD_SIZE_MAX}"),
+    })
+}
