@@ -5,8 +5,13 @@
 //! another shape is an error that names the tensor. Start reading at [`Source`].
 
 mod checkpoint;
-mod draft_weights;
-mod model_weights;
+pub(crate) mod draft_weights;
+mod latent_split;
+pub mod layout;
+mod loading;
+pub(crate) mod model_weights;
+mod rename;
+mod resolution;
 mod safetensors;
 mod source;
 
