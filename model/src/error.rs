@@ -10,6 +10,24 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
+    /// Another rank failed, or the ranks' connection did.
+    #[error(transparent)]
+    Comm(#[from] paceline_comm::CommError),
+
+    /// A draft that was made for another target.
+    #[error(
+        "the draft does not fit the target: its {what} is {draft}, the target's {target}; \
+         use the draft that was trained for this model"
+    )]
+    DraftMismatch {
+        /// What differs.
+        what: &'static str,
+        /// The draft's value.
+        draft: usize,
+        /// The target's value.
+        target: usize,
+    },
+
     /// A file could not be read.
     #[error("cannot read {}: {source}; check that the path exists and is readable", path.display())]
     Read {

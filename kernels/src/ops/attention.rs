@@ -16,11 +16,14 @@ use crate::{
 /// What the rows of one sequence see: its committed rows, then some rows of this pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Visibility<'a> {
-    /// Cache slot of each committed row, then of each row of this pass.
+    /// Cache slot of each committed row, of each earlier row, then of each row of this pass.
     pub slots: &'a [u32],
     /// Number of committed rows, seen by every row of the pass.
     pub context: usize,
-    /// Which rows of the pass each row sees; `None`: those before it, and itself.
+    /// Number of rows after these that earlier passes wrote and that are not committed: nodes
+    /// 0..earlier of a tree, of which this pass holds the next ones.
+    pub earlier: usize,
+    /// Which rows after the committed ones each row sees; `None`: those before it, and itself.
     pub paths: Option<&'a Paths>,
 }
 
@@ -132,7 +135,8 @@ pub fn attention(
     assert_eq!(query.width(), heads * keys.width);
     assert_eq!(out.width(), heads * values.width);
     assert!(rows.end <= query.rows() && query.rows() == out.rows());
-    assert!(visibility.slots.len() >= visibility.context + (rows.end - rows.start));
+    let needed = visibility.context + visibility.earlier + (rows.end - rows.start);
+    assert!(visibility.slots.len() >= needed, "a slot for every row");
     assert!(query.dtype() == keys.rows.dtype() && query.dtype() == out.dtype());
     match query.dtype() {
         DType::F32 => run::<f32>(stream, query, parameters, out),
@@ -203,7 +207,8 @@ fn run<T: Float>(
 
 /// The slots that `row` sees, in the order of their positions.
 fn visible_slots(visibility: &Visibility<'_>, row: usize, slots: &mut Vec<u32>) {
-    let Visibility { slots: all, context, paths } = *visibility;
+    let Visibility { slots: all, context, earlier, paths } = *visibility;
+    let row = earlier + row;
     slots.clear();
     match paths {
         None => slots.extend_from_slice(&all[..=context + row]),
@@ -463,7 +468,7 @@ mod tests {
             keys,
             values,
             scale: 0.3,
-            visibility: Visibility { slots, context, paths },
+            visibility: Visibility { slots, context, earlier: 0, paths },
             rows: RowRange { start: 0, end: rows },
         };
         attention(stream, &query, &parameters, &mut out);
@@ -494,7 +499,7 @@ mod tests {
                         .map(|row| {
                             let mut seen = Vec::new();
                             visible_slots(
-                                &Visibility { slots: &slots, context, paths },
+                                &Visibility { slots: &slots, context, earlier: 0, paths },
                                 row,
                                 &mut seen,
                             );
@@ -542,7 +547,7 @@ mod tests {
         assert_eq!(tree[..width], chain[..width]);
         let seen = |paths, slots: &[u32], row| {
             let mut seen = Vec::new();
-            visible_slots(&Visibility { slots, context: 9, paths }, row, &mut seen);
+            visible_slots(&Visibility { slots, context: 9, earlier: 0, paths }, row, &mut seen);
             seen
         };
         assert_eq!(seen(Some(&paths), &slots, 3), seen(None, &chain_slots, 2));

@@ -3,6 +3,8 @@
 //! A cache is a tensor `[slots, width]`; a block table (kept by the caller) says which slot holds
 //! which position. Invariant: a slot's contents depend on the row written only.
 
+use std::ops::Range;
+
 use crate::{
     DType, Float, Stream, Tensor,
     ops::{norm::norm_row, rope::RopeAngles, rows::RowsMut},
@@ -98,6 +100,29 @@ pub fn gather_rows(cache: &Tensor, slots: &[u32], column: usize, out: &mut Tenso
         DType::BF16 => gather::<half::bf16>(cache, slots, column, out),
         DType::F16 => gather::<half::f16>(cache, slots, column, out),
         other => panic!("cache of {other}"),
+    }
+}
+
+/// Copies row `rows[i]` of `x` to row `places.start + i` of `out`, of the same width and type.
+///
+/// # Panics
+/// If shapes or types do not fit, or a row lies outside.
+pub fn copy_rows(x: &Tensor, rows: &[u32], out: &mut Tensor, places: Range<u32>) {
+    assert_eq!((x.width(), x.dtype()), (out.width(), out.dtype()));
+    assert_eq!(rows.len(), places.len());
+    fn copy<T: Float>(x: &Tensor, rows: &[u32], out: &mut Tensor, places: Range<u32>) {
+        let width = x.width();
+        let x = x.as_slice::<T>();
+        let out = &mut out.as_mut_slice::<T>()[places.start as usize * width..];
+        for (&row, target) in rows.iter().zip(out.chunks_exact_mut(width)) {
+            target.copy_from_slice(&x[row as usize * width..(row as usize + 1) * width]);
+        }
+    }
+    match x.dtype() {
+        DType::F32 => copy::<f32>(x, rows, out, places),
+        DType::BF16 => copy::<half::bf16>(x, rows, out, places),
+        DType::F16 => copy::<half::f16>(x, rows, out, places),
+        other => panic!("copy of {other}"),
     }
 }
 

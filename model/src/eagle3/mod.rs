@@ -2,3 +2,4 @@
 //! Models via Training-Time Test", 2025). Start reading at [`config`].
 
 pub mod config;
+pub mod draft;

@@ -1,0 +1,62 @@
+//! What can go wrong while a request runs.
+
+use paceline_comm::CommError;
+use paceline_kernels::KernelError;
+use paceline_model::ModelError;
+use paceline_spec::SpecError;
+
+/// Errors of the engine.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RuntimeError {
+    /// The model, its draft or its tokenizer.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The ranks' connection.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// Tensors or threads.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// Trees or acceptance: numbers that no working model produces.
+    #[error("speculation failed: {0}; run with speculation off, and check the draft")]
+    Speculation(#[from] SpecError),
+    /// A request that this engine can never serve.
+    #[error("{what} is {got}, but {limit}; {advice}")]
+    Request {
+        /// Which part of the request.
+        what: &'static str,
+        /// Its value.
+        got: String,
+        /// The bound that it breaks.
+        limit: String,
+        /// What to do instead.
+        advice: &'static str,
+    },
+    /// The model produced numbers that are no logits.
+    #[error(
+        "the logits of position {position} are not finite: the weights are damaged or do not fit \
+         this configuration; run `paceline inspect` on the checkpoint, or try --dtype f32"
+    )]
+    LogitsNotFinite {
+        /// Position in the sequence.
+        position: usize,
+    },
+    /// A rank's thread ended with an error of its own.
+    #[error("rank {rank} failed: {reason}")]
+    RankFailed {
+        /// The rank.
+        rank: usize,
+        /// Its error.
+        reason: String,
+    },
+    /// A control message that this version does not understand.
+    #[error("a control message from rank 0 is damaged ({what}); run the same version on all ranks")]
+    Protocol {
+        /// What was wrong.
+        what: &'static str,
+    },
+}
+
+/// Result with this crate's error.
+pub type Result<T> = std::result::Result<T, RuntimeError>;

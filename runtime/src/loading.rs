@@ -1,0 +1,213 @@
+//! From files to a running group of ranks.
+
+use std::{
+    sync::{Arc, Mutex},
+    thread,
+};
+
+use paceline_comm::{Communicator, Group, GroupOptions, in_process};
+use paceline_kernels::{Stream, Tensor, Weight};
+use paceline_model::{
+    config::ModelConfig,
+    eagle3::{config::DraftConfig, draft::Draft},
+    forward::{Model, ModelOptions},
+    shard::Parallel,
+    weights::{Checkpoint, DraftWeights, ModelWeights},
+};
+
+use crate::{
+    drafter::Drafter,
+    error::{Result, RuntimeError},
+    options::{CONTEXT_DEFAULT_MAX, EngineOptions, Ranks},
+    pages::PAGE_ROWS,
+    worker::{leader::Leader, rank::Rank},
+};
+
+/// Told bytes done and bytes in all while weights load.
+pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
+
+/// What a rank needs to know about the model before it loads its shard.
+pub(crate) struct Plan {
+    pub(crate) config: ModelConfig,
+    draft: Option<DraftConfig>,
+    pub(crate) context_max: usize,
+    /// Most rows of a verification pass, and of scratch rows of the draft.
+    pub(crate) tree_rows_max: usize,
+    checkpoint: Checkpoint,
+    model_options: ModelOptions,
+}
+
+impl Plan {
+    /// Reads configurations and opens the checkpoint.
+    pub(crate) fn new(options: &EngineOptions) -> Result<Self> {
+        let config = ModelConfig::from_json(&options.model.config()?)?;
+        let draft = match &options.draft {
+            Some(source) => Some(DraftConfig::from_json(&source.config()?)?),
+            None => None,
+        };
+        let capture_points = match &draft {
+            Some(draft) => {
+                draft.capture_points(config.layers, options.capture_points.as_deref())?.to_vec()
+            }
+            None => Vec::new(),
+        };
+        let context_max = context_max(options, &config)?;
+        let tree_rows_max = match draft {
+            Some(_) => tree_rows_max(options),
+            None => 1,
+        };
+        let model_options = ModelOptions {
+            dtype: options.dtype,
+            rows_max: options.prefill_rows.max(tree_rows_max),
+            logit_rows_max: tree_rows_max,
+            capture_points,
+        };
+        let checkpoint = options.model.checkpoint()?;
+        Ok(Self { config, draft, context_max, tree_rows_max, checkpoint, model_options })
+    }
+
+    /// Rows of the cache: the longest sequence, and a tree beyond it.
+    pub(crate) fn slots(&self) -> usize {
+        (self.context_max + self.tree_rows_max).next_multiple_of(PAGE_ROWS)
+    }
+
+    /// Loads one rank's shard.
+    fn rank(&self, options: &EngineOptions, group: Group, progress: Progress<'_>) -> Result<Rank> {
+        let parallel = Parallel {
+            tensor: group.world_size(),
+            rank: group.rank().0,
+            expert_parallel: options.expert_parallel,
+        };
+        let stream = Stream::host(threads(options, &group))?;
+        let weights = ModelWeights::load(&self.checkpoint, &self.config, &parallel, progress)?;
+        let communicator = match parallel.tensor {
+            1 => Communicator::alone(),
+            _ => Communicator::connect(group, None)?,
+        };
+        let (config, model_options) = (self.config.clone(), self.model_options.clone());
+        let model =
+            Model::new(config, weights, &parallel, communicator, stream, model_options)?;
+        Ok(Rank::new(model, self.slots()))
+    }
+
+    /// Loads the draft network for rank 0.
+    fn drafter(&self, options: &EngineOptions, model: &Model) -> Result<Option<Drafter>> {
+        let (Some(source), Some(config)) = (&options.draft, &self.draft) else { return Ok(None) };
+        let weights = DraftWeights::load(&source.checkpoint()?, config)?;
+        let head = match &weights.head {
+            Some(_) => None,
+            None => Some(self.whole_head()?),
+        };
+        let (dtype, rows_max) = (options.dtype, self.model_options.rows_max);
+        let embedding: &Tensor = model.embedding();
+        let target = model.config();
+        let draft = Draft::new(
+            config.clone(),
+            weights,
+            target,
+            embedding,
+            head.as_ref(),
+            dtype,
+            rows_max,
+        )?;
+        let (stream, slots) = (model.stream().clone(), self.slots());
+        Ok(Some(Drafter::new(draft, stream, dtype, slots, rows_max, self.context_max)))
+    }
+
+    /// The target's whole output head, as views: the draft runs on one rank and needs all of it.
+    fn whole_head(&self) -> Result<Weight> {
+        let whole = Parallel { tensor: 1, rank: 0, expert_parallel: false };
+        let weights =
+            ModelWeights::load(&self.checkpoint, &self.config, &whole, &mut |_, _| {})?;
+        Ok(weights.head)
+    }
+}
+
+/// Loads rank 0 and starts the others.
+pub(crate) fn lead(
+    plan: Plan,
+    options: &EngineOptions,
+    ranks: Ranks,
+    progress: Progress<'_>,
+) -> Result<(Leader, Option<Drafter>)> {
+    let plan = Arc::new(plan);
+    let mut groups = match ranks {
+        Ranks::Process(group) => vec![group],
+        Ranks::Threads { count, timeout } => {
+            in_process(count, &GroupOptions { timeout, ..GroupOptions::default() })?
+        }
+    };
+    let others = groups.split_off(1);
+    let failures = Arc::new(Mutex::new(Vec::new()));
+    let mut threads = Vec::new();
+    for group in others {
+        let (plan, options) = (Arc::clone(&plan), options.clone());
+        let failures = Arc::clone(&failures);
+        let rank = group.rank().0;
+        let serve = move || {
+            let loaded = plan.rank(&options, group, &mut |_, _| {});
+            let loaded = loaded.inspect_err(|error| {
+                let mut failures = failures.lock().unwrap_or_else(|broken| broken.into_inner());
+                failures.push((rank, error.to_string()));
+            })?;
+            loaded.serve()
+        };
+        let builder = thread::Builder::new().name(format!("rank-{rank}"));
+        let thread = builder.spawn(serve).map_err(|error| RuntimeError::RankFailed {
+            rank,
+            reason: format!("its thread could not be started ({error}); use fewer ranks"),
+        })?;
+        threads.push(thread);
+    }
+    let group = groups.pop().expect("rank 0 was kept");
+    let rank = plan.rank(options, group, progress).map_err(|error| {
+        let failures = failures.lock().unwrap_or_else(|broken| broken.into_inner());
+        match failures.first() {
+            Some((rank, reason)) => {
+                RuntimeError::RankFailed { rank: *rank, reason: reason.clone() }
+            }
+            None => error,
+        }
+    })?;
+    let leader = Leader::new(rank, threads);
+    let drafter = plan.drafter(options, leader.model())?;
+    Ok((leader, drafter))
+}
+
+/// Serves as a rank other than 0 until rank 0 says stop.
+///
+/// # Errors
+/// What this rank cannot load, or the failure of any rank.
+pub fn serve(options: &EngineOptions, group: Group) -> Result<()> {
+    Plan::new(options)?.rank(options, group, &mut |_, _| {})?.serve()
+}
+
+fn context_max(options: &EngineOptions, config: &ModelConfig) -> Result<usize> {
+    match options.context_max {
+        0 => Ok(config.positions_max.min(CONTEXT_DEFAULT_MAX)),
+        asked if asked > config.positions_max => Err(RuntimeError::Request {
+            what: "the context",
+            got: asked.to_string(),
+            limit: format!("this model has {} positions", config.positions_max),
+            advice: "ask for a shorter context",
+        }),
+        asked => Ok(asked),
+    }
+}
+
+fn tree_rows_max(options: &EngineOptions) -> usize {
+    let fed = |tree: &paceline_spec::TreeParameters| tree.topk() * (tree.depth() - 1);
+    let trees = options.trees.iter().flat_map(|tree| [tree.nodes(), fed(tree)]);
+    trees.chain([options.chain_drafted_max + 1]).max().unwrap_or(1)
+}
+
+/// Threads of one rank: its share of the cores, unless told otherwise.
+fn threads(options: &EngineOptions, group: &Group) -> usize {
+    match options.threads {
+        0 => {
+            let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get);
+            (cores / group.world_size()).max(1)
+        }
+        asked => asked,
+    }
+}

@@ -1,0 +1,72 @@
+//! How an engine is set up.
+
+use std::time::Duration;
+
+use paceline_comm::Group;
+use paceline_kernels::DType;
+use paceline_model::weights::Source;
+use paceline_spec::TreeParameters;
+
+/// Everything about an engine that a request cannot change.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// The model.
+    pub model: Source,
+    /// Its draft network; without one, speculation is off.
+    pub draft: Option<Source>,
+    /// Type of activations and cache: f32, bf16 or f16.
+    pub dtype: DType,
+    /// Whether routed experts are dealt out whole over the ranks instead of being split.
+    pub expert_parallel: bool,
+    /// Threads of each rank; 0 shares the machine's cores among the ranks.
+    pub threads: usize,
+    /// Longest sequence, prompt and answer together; 0 takes the model's own limit, but at most
+    /// [`CONTEXT_DEFAULT_MAX`].
+    pub context_max: usize,
+    /// Rows of a prompt that go through the model at a time.
+    pub prefill_rows: usize,
+    /// Residual streams that the draft reads, if not those that its configuration names.
+    pub capture_points: Option<Vec<usize>>,
+    /// Longest chain that a request may draft.
+    pub chain_drafted_max: usize,
+    /// Trees that [`Speculation::Auto`](crate::Speculation::Auto) considers; the largest also
+    /// bounds the trees of requests.
+    pub trees: Vec<TreeParameters>,
+}
+
+/// Longest sequence that memory is set aside for unless more is asked for.
+pub const CONTEXT_DEFAULT_MAX: usize = 8192;
+
+impl EngineOptions {
+    /// Options for a model and perhaps a draft, with defaults for the rest.
+    pub fn new(model: Source, draft: Option<Source>) -> Self {
+        let tree = |topk, depth, nodes| {
+            TreeParameters::new(topk, depth, nodes).expect("these shapes can be built")
+        };
+        Self {
+            model,
+            draft,
+            dtype: DType::F32,
+            expert_parallel: false,
+            threads: 0,
+            context_max: 0,
+            prefill_rows: 256,
+            capture_points: None,
+            chain_drafted_max: 8,
+            trees: vec![tree(2, 4, 8), tree(4, 4, 16)],
+        }
+    }
+}
+
+/// Which ranks there are and how they are reached.
+pub enum Ranks {
+    /// This many ranks as threads of this process.
+    Threads {
+        /// Number of ranks.
+        count: usize,
+        /// Deadline of each collective.
+        timeout: Duration,
+    },
+    /// This process is one rank of a group of processes.
+    Process(Group),
+}

@@ -1,0 +1,112 @@
+//! Rank 0: starts the other ranks, tells them each pass, and computes its own share.
+
+use std::thread::JoinHandle;
+
+use paceline_kernels::Tensor;
+use paceline_model::forward::Model;
+
+use crate::{
+    error::{Result, RuntimeError},
+    worker::{
+        protocol::{Command, StepPlan, encode_step},
+        rank::Rank,
+    },
+};
+
+/// Rank 0 of a group, with the threads of the others if they are threads.
+pub(crate) struct Leader {
+    rank: Rank,
+    message: Vec<u8>,
+    threads: Vec<JoinHandle<Result<()>>>,
+}
+
+impl Leader {
+    /// Leads a group. `threads` serve the other ranks of this process.
+    pub(crate) fn new(rank: Rank, threads: Vec<JoinHandle<Result<()>>>) -> Self {
+        Self { rank, message: Vec::new(), threads }
+    }
+
+    /// This rank's model, with the logits and captured states of the last pass.
+    pub(crate) fn model(&self) -> &Model {
+        self.rank.model()
+    }
+
+    /// Bytes of this rank's cache.
+    pub(crate) fn cache_bytes(&self) -> usize {
+        self.rank.cache_bytes()
+    }
+
+    /// Logits of the last pass.
+    pub(crate) fn logits(&self) -> &Tensor {
+        self.rank.model().logits()
+    }
+
+    /// Runs a pass on all ranks.
+    ///
+    /// # Errors
+    /// The first failure of any rank.
+    pub(crate) fn step(&mut self, plan: &StepPlan) -> Result<()> {
+        if self.is_group() {
+            encode_step(plan, &mut self.message);
+            self.send()?;
+        }
+        let outcome = self.rank.step(plan);
+        outcome.map_err(|error| self.explain(error))
+    }
+
+    /// Lets all ranks forget a sequence.
+    ///
+    /// # Errors
+    /// As [`Leader::step`].
+    pub(crate) fn forget(&mut self, sequence: u32) -> Result<()> {
+        if self.is_group() {
+            Command::Forget { sequence }.encode(&mut self.message);
+            self.send()?;
+        }
+        self.rank.forget(sequence);
+        Ok(())
+    }
+
+    fn is_group(&self) -> bool {
+        self.rank.model().communicator().world_size() > 1
+    }
+
+    fn send(&mut self) -> Result<()> {
+        let communicator = self.rank.model_mut().communicator_mut();
+        let outcome = communicator.broadcast_bytes(&mut self.message, paceline_comm::Rank(0));
+        outcome.map_err(|error| self.explain(error.into()))
+    }
+
+    /// A rank that is a thread of ours may know better what went wrong than its peers, who only
+    /// see it leave.
+    fn explain(&mut self, error: RuntimeError) -> RuntimeError {
+        for (index, thread) in self.threads.iter_mut().enumerate() {
+            if !thread.is_finished() {
+                continue;
+            }
+            // Joining needs the handle; a finished thread is joined at once.
+            let handle = std::mem::replace(thread, std::thread::spawn(|| Ok(())));
+            let reason = match handle.join() {
+                Ok(Ok(())) => continue,
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => "it panicked; please report this as a bug".to_owned(),
+            };
+            return RuntimeError::RankFailed { rank: index + 1, reason };
+        }
+        error
+    }
+}
+
+impl Drop for Leader {
+    /// Tells the others to stop. If that fails, the group is broken and they stop by themselves.
+    fn drop(&mut self) {
+        if self.is_group() {
+            Command::Stop.encode(&mut self.message);
+            let communicator = self.rank.model_mut().communicator_mut();
+            let _ = communicator.broadcast_bytes(&mut self.message, paceline_comm::Rank(0));
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
