@@ -1,6 +1,41 @@
 //! Products of activations with weights: y = x · Wᵀ.
+//!
+//! Weights are read as they are stored, in any of the formats of [`Weight`]. Start reading at
+//! [`linear`]; `product` is the work of one thread, `tile` the inner loop, `lanes` what an
+//! instruction set has to offer.
+//!
+//! Invariant: each element of a result is one dot product whose operations and their order depend
+//! on the length, the weight's format and the instruction set only. So a row has the same bits
+//! alone and among others, on one thread and on many.
 
-use crate::{DType, Float, Stream, Tensor, Weight};
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod inputs;
+mod lanes;
+mod outputs;
+mod portable;
+mod product;
+mod scratch;
+#[cfg(test)]
+mod tests;
+mod tile;
+
+use std::ops::Range;
+
+pub(super) use self::{
+    inputs::{Inputs, Prepared, Slices, prepare},
+    outputs::Outputs,
+    product::{Order, Pieces, Results, padded, product},
+    scratch::Scratch,
+};
+use crate::{Stream, Tensor, Weight};
+
+/// Products that a thread should get, at least: about 20 µs, ten times what a fork costs.
+pub(super) const GRAIN_PRODUCTS: usize = 1 << 18;
+/// Outputs that are not split over threads: the largest tile.
+pub(super) const UNIT: usize = 8;
 
 /// Where the heads lie in the rows of a tensor: head `h` starts at column `offset + h · stride`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,7 +48,7 @@ pub struct HeadLayout {
 
 /// out = x · Wᵀ, with `x` `[rows, in]`, `weight` `[out, in]`, `out` `[rows, out]`.
 ///
-/// Sums are in f32 and rounded once to the type of `out`.
+/// Activations are f32, bf16 or f16. Sums are in f32 and rounded once to the type of `out`.
 ///
 /// # Panics
 /// If shapes do not fit or activations are no floats.
@@ -34,7 +69,7 @@ pub fn linear(stream: &Stream, x: &Tensor, weight: &Weight, out: &mut Tensor) {
 /// # Panics
 /// If shapes do not fit or activations are no floats.
 pub fn linear_heads(
-    _stream: &Stream,
+    stream: &Stream,
     x: &Tensor,
     x_layout: HeadLayout,
     weight: &Weight,
@@ -44,39 +79,74 @@ pub fn linear_heads(
 ) {
     assert!(heads > 0 && weight.out_features().is_multiple_of(heads), "heads of the weight");
     assert_eq!(x.rows(), out.rows(), "rows");
-    let (outputs, inputs) = (weight.out_features() / heads, weight.in_features());
-    let mut row = vec![0.0; x.width()];
-    let mut matrix_row = vec![0.0; inputs];
-    for r in 0..x.rows() {
-        x.read_row_f32(r, &mut row);
-        for h in 0..heads {
-            let input = &row[x_layout.offset + h * x_layout.stride..][..inputs];
-            for o in 0..outputs {
-                weight.read_row_f32(h * outputs + o, &mut matrix_row);
-                store(
-                    out,
-                    r,
-                    out_layout.offset + h * out_layout.stride + o,
-                    dot(input, &matrix_row),
-                );
+    let head_outputs = weight.out_features() / heads;
+    let last = out_layout.offset + (heads - 1) * out_layout.stride + head_outputs;
+    assert!(last <= out.width(), "heads reach beyond the rows of the output");
+    let separate = heads == 1 || out_layout.stride >= head_outputs;
+    assert!(separate, "heads of the output overlap");
+    if x.rows() == 0 || head_outputs == 0 {
+        return;
+    }
+
+    let (rows, inputs) = (x.rows(), weight.in_features());
+    let HeadLayout { offset, stride } = x_layout;
+    let slices = Slices { count: heads, width: inputs, offset, stride };
+    let order = Order::of(weight);
+    let prepared = Prepared::new(stream, x, slices, [order]);
+    let outputs = Outputs::new(out);
+    let pieces = Pieces::of(rows, inputs);
+    let units = (heads * head_outputs).div_ceil(UNIT);
+    stream.split(units, GRAIN_PRODUCTS.div_ceil(UNIT * rows * inputs.max(1)), |units| {
+        let range = units.start * UNIT..(units.end * UNIT).min(heads * head_outputs);
+        let mut worker = Worker::new(stream, weight, pieces, &outputs);
+        for head in range.start / head_outputs..range.end.div_ceil(head_outputs) {
+            let first = head * head_outputs;
+            let part = range.start.max(first)..range.end.min(first + head_outputs);
+            let column = (out_layout.offset + head * out_layout.stride).wrapping_sub(first);
+            let x = prepared.slice(order, head);
+            pieces.each(rows, part, |rows, outputs| worker.piece(&x, rows, outputs, column));
+        }
+    });
+}
+
+/// One thread's part of [`linear_heads`].
+struct Worker<'a> {
+    stream: &'a Stream,
+    weight: &'a Weight,
+    outputs: &'a Outputs,
+    pieces: Pieces,
+    work: Scratch,
+    /// Results before they are rounded, if they are.
+    unrounded: Scratch,
+}
+
+impl<'a> Worker<'a> {
+    fn new(stream: &'a Stream, weight: &'a Weight, pieces: Pieces, outputs: &'a Outputs) -> Self {
+        let work = Scratch::take(pieces.work);
+        let rounds = outputs.direct(0, 0).is_none();
+        let unrounded = Scratch::take(if rounds { pieces.rows * pieces.outputs } else { 0 });
+        Self { stream, weight, outputs, pieces, work, unrounded }
+    }
+
+    /// Computes one piece; output o goes to column `column + o` (wrapping).
+    fn piece(&mut self, x: &Inputs<'_>, rows: Range<usize>, outputs: Range<usize>, column: usize) {
+        let isa = self.stream.isa();
+        let column = outputs.start.wrapping_add(column);
+        let direct = self.outputs.direct(rows.start, column);
+        let pitch = self.pieces.outputs;
+        let results =
+            direct.unwrap_or_else(|| Results { first: self.unrounded.as_mut_ptr(), pitch });
+        let (first_row, row_count, count) = (rows.start, rows.len(), outputs.len());
+        // SAFETY: rows and outputs were checked to exist; `work` and `unrounded` have the sizes of
+        // a piece; the elements of `out` belong to these outputs, so to this thread.
+        unsafe {
+            product(isa, self.weight, outputs, x, rows, results, &mut self.work);
+            if direct.is_none() {
+                for row in 0..row_count {
+                    let from = results.first.add(row * pitch);
+                    self.outputs.round(isa, first_row + row, column, from, count);
+                }
             }
         }
-    }
-}
-
-pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
-}
-
-pub(super) fn store(out: &mut Tensor, row: usize, column: usize, value: f32) {
-    fn each<T: Float>(out: &mut Tensor, index: usize, value: f32) {
-        out.as_mut_slice::<T>()[index] = T::from_f32(value);
-    }
-    let index = row * out.width() + column;
-    match out.dtype() {
-        DType::F32 => each::<f32>(out, index, value),
-        DType::F16 => each::<half::f16>(out, index, value),
-        DType::BF16 => each::<half::bf16>(out, index, value),
-        other => panic!("activations of type {other}"),
     }
 }

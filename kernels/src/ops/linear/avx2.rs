@@ -1,0 +1,200 @@
+//! Vectors of eight lanes with AVX2, FMA and F16C.
+
+use std::arch::x86_64::*;
+
+use super::lanes::{Kernel, Lanes};
+
+/// Eight lanes.
+#[derive(Clone, Copy)]
+pub(super) struct Avx2;
+
+/// Bytes 3 and 2 of the f32 values −8 … 7 (the other bytes are 0), for each code.
+const CODE_BYTES: [[u8; 16]; 2] = {
+    let mut bytes = [[0; 16]; 2];
+    let mut code = 0;
+    while code < 16 {
+        let bits = (code as f32 - 8.0).to_bits();
+        bytes[0][code] = (bits >> 24) as u8;
+        bytes[1][code] = (bits >> 16) as u8;
+        code += 1;
+    }
+    bytes
+};
+
+/// Sums of the lanes of four vectors.
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+pub(super) unsafe fn four_sums(v: [__m256; 4]) -> __m128 {
+    // SAFETY: AVX2 by the caller's promise.
+    unsafe {
+        let pairs = [_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3])];
+        let fours = _mm256_hadd_ps(pairs[0], pairs[1]);
+        _mm_add_ps(_mm256_castps256_ps128(fours), _mm256_extractf128_ps::<1>(fours))
+    }
+}
+
+/// Stores the sums of the lanes of up to four vectors a time.
+///
+/// # Safety
+/// The processor has AVX2; `to` is valid for writes of `N` floats.
+#[inline(always)]
+pub(super) unsafe fn store_sums<const N: usize>(to: *mut f32, vectors: [__m256; N]) {
+    // SAFETY: by the caller's promise; only the first `N` sums are stored.
+    unsafe {
+        let mut index = 0;
+        while index < N {
+            let four: [_; 4] = std::array::from_fn(|i| {
+                if index + i < N { vectors[index + i] } else { _mm256_setzero_ps() }
+            });
+            let sums = four_sums(four);
+            if N - index >= 4 {
+                _mm_storeu_ps(to.add(index), sums);
+            } else {
+                let mut values = [0.0; 4];
+                _mm_storeu_ps(values.as_mut_ptr(), sums);
+                for (i, &value) in values[..N - index].iter().enumerate() {
+                    to.add(index + i).write(value);
+                }
+            }
+            index += 4;
+        }
+    }
+}
+
+impl Lanes for Avx2 {
+    type Vector = __m256;
+    const COUNT: usize = 8;
+    /// Of the low nibbles of 16 bytes, and of the high ones, four bytes apart a vector.
+    const INT4_ORDER: [u8; 32] = {
+        let mut order = [0; 32];
+        let mut place = 0;
+        while place < 32 {
+            let (vector, lane) = (place / 8, place % 8);
+            let byte = 8 * (vector / 2) + vector % 2 + 2 * (lane % 4);
+            order[place] = (2 * byte + lane / 4) as u8;
+            place += 1;
+        }
+        order
+    };
+
+    #[inline(always)]
+    unsafe fn run<K: Kernel<Self>>(kernel: K) {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn run<K: Kernel<Avx2>>(kernel: K) {
+            // SAFETY: by the caller's promise.
+            unsafe { kernel.run() }
+        }
+        // SAFETY: the processor has AVX2 by the caller's promise.
+        unsafe { run(kernel) }
+    }
+
+    #[inline(always)]
+    unsafe fn zero() -> __m256 {
+        // SAFETY: AVX2 by the caller's promise.
+        unsafe { _mm256_setzero_ps() }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(from: *const f32) -> __m256 {
+        // SAFETY: AVX2 and a valid pointer by the caller's promise.
+        unsafe { _mm256_broadcast_ss(&*from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> __m256 {
+        // SAFETY: as above.
+        unsafe { _mm256_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, vector: __m256) {
+        // SAFETY: as above.
+        unsafe { _mm256_storeu_ps(to, vector) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: __m256, b: __m256) -> __m256 {
+        // SAFETY: AVX2 by the caller's promise.
+        unsafe { _mm256_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(a: __m256, b: __m256, c: __m256) -> __m256 {
+        // SAFETY: as above.
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_sums<const N: usize>(to: *mut f32, vectors: [__m256; N]) {
+        // SAFETY: by the caller's promise.
+        unsafe { store_sums(to, vectors) }
+    }
+
+    #[inline(always)]
+    unsafe fn bf16_pairs(from: *const u8) -> [__m256; 2] {
+        // SAFETY: AVX2 and 32 readable bytes by the caller's promise.
+        unsafe {
+            let pairs = _mm256_loadu_si256(from.cast());
+            let odd = _mm256_and_si256(pairs, _mm256_set1_epi32(0xFFFF_0000_u32 as i32));
+            [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)), _mm256_castsi256_ps(odd)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn bf16(from: *const u8) -> __m256 {
+        // SAFETY: AVX2 and 16 readable bytes by the caller's promise.
+        unsafe {
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn f16(from: *const u8) -> __m256 {
+        // SAFETY: F16C and 16 readable bytes by the caller's promise.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
+    }
+
+    /// Exponent and mantissa are moved to their places in an f32, whose exponent is then too
+    /// small by 127 − 7; a product with 2¹²⁰ mends that, for subnormal codes too.
+    #[inline(always)]
+    unsafe fn f8e4m3(from: *const u8) -> __m256 {
+        // SAFETY: AVX2 and 8 readable bytes by the caller's promise.
+        unsafe {
+            let codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()));
+            let magnitude = _mm256_and_si256(codes, _mm256_set1_epi32(0x7F));
+            let sign = _mm256_slli_epi32::<24>(_mm256_xor_si256(codes, magnitude));
+            let nan = _mm256_cmpeq_epi32(magnitude, _mm256_set1_epi32(0x7F));
+            let small = _mm256_castsi256_ps(_mm256_slli_epi32::<20>(magnitude));
+            let value = _mm256_mul_ps(small, _mm256_set1_ps(f32::from_bits((127 + 120) << 23)));
+            _mm256_or_ps(value, _mm256_castsi256_ps(_mm256_or_si256(sign, nan)))
+        }
+    }
+
+    /// A nibble picks the two upper bytes of its value from tables; these 16-bit values are
+    /// widened like bf16 pairs.
+    #[inline(always)]
+    unsafe fn int4(from: *const u8) -> [__m256; 4] {
+        // SAFETY: AVX2 and 16 readable bytes by the caller's promise.
+        unsafe {
+            let [high, low] = CODE_BYTES
+                .each_ref()
+                .map(|table| _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())));
+            let bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128(from.cast()));
+            let shifted = _mm256_srlv_epi32(bytes, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
+            let nibbles = _mm256_and_si256(shifted, _mm256_set1_epi8(0xF));
+            let (high, low) =
+                (_mm256_shuffle_epi8(high, nibbles), _mm256_shuffle_epi8(low, nibbles));
+            let (first, last) = (_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high));
+            let odd = _mm256_set1_epi32(0xFFFF_0000_u32 as i32);
+            [
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(first)),
+                _mm256_castsi256_ps(_mm256_and_si256(first, odd)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(last)),
+                _mm256_castsi256_ps(_mm256_and_si256(last, odd)),
+            ]
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Vectors of sixteen lanes with AVX-512 F, BW, VL and DQ.
+
+use std::arch::x86_64::*;
+
+use super::{
+    avx2,
+    lanes::{Kernel, Lanes},
+};
+
+/// Sixteen lanes.
+#[derive(Clone, Copy)]
+pub(super) struct Avx512;
+
+impl Lanes for Avx512 {
+    type Vector = __m512;
+    const COUNT: usize = 16;
+    /// Lane 4c + w of vector v is nibble 4v + c of word w.
+    const INT4_ORDER: [u8; 32] = {
+        let mut order = [0; 32];
+        let mut place = 0;
+        while place < 32 {
+            let (vector, lane) = (place / 16, place % 16);
+            order[place] = (8 * (lane % 4) + lane / 4 + 4 * vector) as u8;
+            place += 1;
+        }
+        order
+    };
+
+    #[inline(always)]
+    unsafe fn run<K: Kernel<Self>>(kernel: K) {
+        #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
+        unsafe fn run<K: Kernel<Avx512>>(kernel: K) {
+            // SAFETY: by the caller's promise.
+            unsafe { kernel.run() }
+        }
+        // SAFETY: the processor has AVX-512 by the caller's promise.
+        unsafe { run(kernel) }
+    }
+
+    #[inline(always)]
+    unsafe fn zero() -> __m512 {
+        // SAFETY: AVX-512 by the caller's promise.
+        unsafe { _mm512_setzero_ps() }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(from: *const f32) -> __m512 {
+        // SAFETY: AVX-512 and a valid pointer by the caller's promise.
+        unsafe { _mm512_set1_ps(from.read()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, vector: __m512) {
+        // SAFETY: as above.
+        unsafe { _mm512_storeu_ps(to, vector) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: AVX-512 by the caller's promise.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_sums<const N: usize>(to: *mut f32, vectors: [__m512; N]) {
+        // SAFETY: AVX-512 and room for `N` floats by the caller's promise.
+        unsafe {
+            let halves = vectors.map(|vector| {
+                _mm256_add_ps(_mm512_castps512_ps256(vector), _mm512_extractf32x8_ps::<1>(vector))
+            });
+            avx2::store_sums(to, halves);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn bf16_pairs(from: *const u8) -> [__m512; 2] {
+        // SAFETY: AVX-512 and 64 readable bytes by the caller's promise.
+        unsafe {
+            let pairs = _mm512_loadu_si512(from.cast());
+            let odd = _mm512_and_si512(pairs, _mm512_set1_epi32(0xFFFF_0000_u32 as i32));
+            [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)), _mm512_castsi512_ps(odd)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn bf16(from: *const u8) -> __m512 {
+        // SAFETY: AVX-512 and 32 readable bytes by the caller's promise.
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn f16(from: *const u8) -> __m512 {
+        // SAFETY: AVX-512 and 32 readable bytes by the caller's promise.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+    }
+
+    /// As with AVX2.
+    #[inline(always)]
+    unsafe fn f8e4m3(from: *const u8) -> __m512 {
+        // SAFETY: AVX-512 and 16 readable bytes by the caller's promise.
+        unsafe {
+            let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
+            let magnitude = _mm512_and_si512(codes, _mm512_set1_epi32(0x7F));
+            let sign = _mm512_slli_epi32::<24>(_mm512_xor_si512(codes, magnitude));
+            let nan = _mm512_cmpeq_epi32_mask(magnitude, _mm512_set1_epi32(0x7F));
+            let small = _mm512_castsi512_ps(_mm512_slli_epi32::<20>(magnitude));
+            let value = _mm512_mul_ps(small, _mm512_set1_ps(f32::from_bits((127 + 120) << 23)));
+            let value = _mm512_or_si512(_mm512_castps_si512(value), sign);
+            _mm512_mask_blend_ps(nan, _mm512_castsi512_ps(value), _mm512_set1_ps(f32::NAN))
+        }
+    }
+
+    /// The low four bits of an index pick one of 16 values.
+    #[inline(always)]
+    unsafe fn int4(from: *const u8) -> [__m512; 4] {
+        // SAFETY: AVX-512 and 16 readable bytes by the caller's promise.
+        unsafe {
+            let values = _mm512_setr_ps(
+                -8., -7., -6., -5., -4., -3., -2., -1., 0., 1., 2., 3., 4., 5., 6., 7.,
+            );
+            let words = _mm512_broadcast_i32x4(_mm_loadu_si128(from.cast()));
+            let first = _mm512_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12);
+            let last = _mm512_add_epi32(first, _mm512_set1_epi32(16));
+            let pick = |shift| _mm512_permutexvar_ps(_mm512_srlv_epi32(words, shift), values);
+            let unused = _mm512_setzero_ps();
+            [pick(first), pick(last), unused, unused]
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! What a matrix product asks of an instruction set.
+//!
+//! A dot product is taken lane by lane: lane `l` of N adds elements l, N + l, 2N + l, … of the
+//! row, in the order in which the weight's format unpacks them, with one fused (or not) multiply
+//! and add each; in the end the lanes are added as a fixed tree. Every tile of rows and outputs
+//! does exactly this for each of its elements, so tiles never change a result.
+
+/// Vectors of one instruction set.
+///
+/// All functions are meant to be inlined into [`Lanes::run`], which compiles them with the
+/// instruction set enabled.
+///
+/// # Safety
+/// For every function: the processor has the instruction set, and pointers are valid for what the
+/// function says it reads or writes (without any alignment).
+pub(super) trait Lanes: Copy + 'static {
+    /// `COUNT` f32 values.
+    type Vector: Copy;
+    /// Lanes of a vector: 8 or 16.
+    const COUNT: usize;
+    /// The element, in a group of 32, that [`Lanes::int4`] puts at each place.
+    const INT4_ORDER: [u8; 32];
+
+    /// Runs `kernel`, compiled for this instruction set.
+    unsafe fn run<K: Kernel<Self>>(kernel: K);
+
+    /// All lanes 0.
+    unsafe fn zero() -> Self::Vector;
+    /// All lanes `*from`.
+    unsafe fn splat(from: *const f32) -> Self::Vector;
+    /// `COUNT` floats from `from`.
+    unsafe fn load(from: *const f32) -> Self::Vector;
+    /// `COUNT` floats to `to`.
+    unsafe fn store(to: *mut f32, vector: Self::Vector);
+    /// a · b.
+    unsafe fn mul(a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    /// a · b + c.
+    unsafe fn mul_add(a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
+    /// Stores the sum of the lanes of each vector: lanes 2i and 2i + 1 are added, then
+    /// neighbouring sums, and so on. (With 16 lanes, first the upper half to the lower.)
+    unsafe fn store_sums<const N: usize>(to: *mut f32, vectors: [Self::Vector; N]);
+
+    /// 2 · `COUNT` bf16 values from `from`: those at even places, those at odd places.
+    unsafe fn bf16_pairs(from: *const u8) -> [Self::Vector; 2];
+    /// `COUNT` bf16 values from `from`, in order.
+    unsafe fn bf16(from: *const u8) -> Self::Vector;
+    /// `COUNT` f16 values from `from`, in order.
+    unsafe fn f16(from: *const u8) -> Self::Vector;
+    /// `COUNT` FP8 E4M3 values from `from`, in order.
+    unsafe fn f8e4m3(from: *const u8) -> Self::Vector;
+    /// The 32 codes minus 8 of 16 bytes from `from` in `INT4_ORDER`, in the first 32 / `COUNT`
+    /// vectors; the others are arbitrary.
+    unsafe fn int4(from: *const u8) -> [Self::Vector; 4];
+}
+
+/// A piece of work that is compiled for an instruction set.
+pub(super) trait Kernel<L: Lanes> {
+    /// Does it. Implementations are `#[inline(always)]`.
+    ///
+    /// # Safety
+    /// The processor has the instruction set; the kernel's pointers are valid.
+    unsafe fn run(self);
+}
