@@ -73,10 +73,15 @@ impl Group {
         Self {
             rank: Rank(0),
             local_rank: 0,
-            topology: Topology::local(1, Placement::Threads),
+            topology: Topology { world_size: 1, placement: Placement::Threads },
             timeout: TIMEOUT_DEFAULT,
             channel: None,
         }
+    }
+
+    /// A group of one with settings.
+    pub(crate) fn alone_with(local_rank: usize, timeout: Duration) -> Self {
+        Self { local_rank, timeout, ..Self::alone() }
     }
 
     pub(crate) fn over(
@@ -165,10 +170,10 @@ pub fn in_process(world_size: usize, options: &GroupOptions) -> Result<Vec<Group
     options.check()?;
     check_world_size(world_size, "the call")?;
     if world_size == 1 {
-        return Ok(vec![Group { timeout: options.timeout, ..Group::alone() }]);
+        return Ok(vec![Group::alone_with(0, options.timeout)]);
     }
     let region = Arc::new(Region::anonymous(options.layout(world_size))?);
-    let topology = Topology::local(world_size, Placement::Threads);
+    let topology = Topology { world_size, placement: Placement::Threads };
     let group = |rank| {
         let channel = Channel::open(region.clone(), rank, None, options.timeout);
         Group::over(channel, rank, topology.clone(), options.timeout)

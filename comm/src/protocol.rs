@@ -119,6 +119,11 @@ impl Channel {
         }
     }
 
+    /// Sets the deadline of later calls.
+    pub(crate) fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+    }
+
     pub(crate) fn rank(&self) -> usize {
         self.rank
     }

@@ -18,16 +18,6 @@ pub struct Topology {
     pub world_size: usize,
     /// Where they are.
     pub placement: Placement,
-    /// Processors that rank 0 may use.
-    pub processors: usize,
-}
-
-impl Topology {
-    /// The facts of a group on this machine.
-    pub fn local(world_size: usize, placement: Placement) -> Self {
-        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        Self { world_size, placement, processors }
-    }
 }
 
 impl std::fmt::Display for Topology {
@@ -37,6 +27,6 @@ impl std::fmt::Display for Topology {
             Placement::Processes => "processes of one machine",
             Placement::Machines => "processes of several machines",
         };
-        write!(formatter, "{} ranks as {place}, {} processors", self.world_size, self.processors)
+        write!(formatter, "{} ranks as {place}", self.world_size)
     }
 }
