@@ -185,6 +185,15 @@ pub enum ModelError {
         reason: String,
     },
 
+    /// A file could not be written.
+    #[error("cannot write {}: {source}; check the directory and the space on its disk", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+
     /// A directory has no weights that can be read.
     #[error(
         "{} has neither model.safetensors.index.json nor model.safetensors (found: {found}); \

@@ -10,6 +10,7 @@ mod layers;
 pub mod pass;
 pub mod shard;
 pub mod stop;
+pub mod synthetic;
 pub mod tokenizer;
 pub mod weights;
 

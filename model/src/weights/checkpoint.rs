@@ -150,6 +150,21 @@ impl Checkpoint {
         }
     }
 
+    /// The same tensors under other names; messages keep the stored ones.
+    pub(super) fn renamed(&self, rename: impl Fn(&str) -> String) -> Result<Self, ModelError> {
+        let mut checkpoint = Self::empty(self.name.clone());
+        (checkpoint.files, checkpoint.skipped) = (self.files, self.skipped);
+        for (name, entry) in &self.tensors {
+            let stored = Some(entry.stored.clone().unwrap_or_else(|| name.as_str().into()));
+            let entry = Entry { tensor: entry.tensor.clone(), stored };
+            if checkpoint.tensors.insert(rename(name), entry).is_some() {
+                let reason = format!("tensor {name} is there twice under different prefixes");
+                return Err(ModelError::CheckpointFile { path: self.name.clone().into(), reason });
+            }
+        }
+        Ok(checkpoint)
+    }
+
     fn empty(name: String) -> Self {
         Self {
             name,

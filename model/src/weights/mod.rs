@@ -5,6 +5,7 @@
 //! another shape is an error that names the tensor. Start reading at [`Source`].
 
 mod checkpoint;
+mod draft_loading;
 pub(crate) mod draft_weights;
 mod latent_split;
 pub mod layout;
