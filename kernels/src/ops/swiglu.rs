@@ -117,3 +117,78 @@ fn gate_each<const FMA: bool, const LANES: usize>(gates: &mut [f32], ups: &[f32]
         *gate = *gate / (1.0 + exp::<FMA>(-*gate)) * up;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        DType,
+        ops::linear::tests::{Numbers, TestFormat, available, copy_rows, exact_dot},
+    };
+
+    #[test]
+    fn values_are_those_of_f64() {
+        let mut numbers = Numbers(11);
+        for isa in available() {
+            for threads in [1, 3] {
+                let stream = Stream::host(threads).unwrap().with_isa(isa);
+                for (rows, inputs, width) in [(1, 64, 9), (2, 32, 1), (5, 96, 67), (19, 160, 70)] {
+                    for format in TestFormat::ALL {
+                        let x = numbers.tensor(DType::F32, &[rows, inputs]);
+                        let gate = numbers.weight(format, width, inputs);
+                        // The formats of gate and up may differ.
+                        let up = numbers.weight(TestFormat::Bf16, width, inputs);
+                        let mut out = Tensor::zeros(DType::F32, &[rows, width]);
+                        swiglu(&stream, &x, &gate, &up, &mut out);
+                        let results = out.as_slice::<f32>().chunks_exact(width);
+                        for (x, results) in x.as_slice::<f32>().chunks_exact(inputs).zip(results) {
+                            for (output, &result) in results.iter().enumerate() {
+                                let (a, a_size) = exact_dot(x, &gate, output);
+                                let (b, b_size) = exact_dot(x, &up, output);
+                                let exact = a / (1.0 + (-a).exp()) * b;
+                                let bound = 2e-6 * (a_size * b_size + 1e-30);
+                                assert!((f64::from(result) - exact).abs() <= bound, "{format:?}");
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_has_the_same_bits_in_any_company() {
+        let mut numbers = Numbers(12);
+        for isa in available() {
+            let stream = Stream::host(1).unwrap().with_isa(isa);
+            for dtype in [DType::F32, DType::BF16] {
+                for format in TestFormat::ALL {
+                    let x = numbers.tensor(dtype, &[20, 96]);
+                    let gate = numbers.weight(format, 75, 96);
+                    let up = numbers.weight(format, 75, 96);
+                    let mut all = Tensor::zeros(dtype, &[20, 75]);
+                    swiglu(&stream, &x, &gate, &up, &mut all);
+                    for (first, count) in [(0, 1), (3, 2), (7, 5), (19, 1)] {
+                        let mut out = Tensor::zeros(dtype, &[count, 75]);
+                        swiglu(&stream, &copy_rows(&x, first..first + count), &gate, &up, &mut out);
+                        for row in 0..count {
+                            assert_eq!(out.row_bytes(row), all.row_bytes(first + row));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn large_values_saturate() {
+        let stream = Stream::host(1).unwrap();
+        for (value, expected) in [(200.0, 200.0), (-200.0, 0.0), (0.0, 0.0)] {
+            let gate = Weight::float(Tensor::from_slice(&[1, 1], &[value as f32])).unwrap();
+            let up = Weight::float(Tensor::from_slice(&[1, 1], &[1f32])).unwrap();
+            let mut out = Tensor::zeros(DType::F32, &[1, 1]);
+            swiglu(&stream, &Tensor::from_slice(&[1, 1], &[1f32]), &gate, &up, &mut out);
+            assert!((out.as_slice::<f32>()[0] - expected).abs() < 1e-30);
+        }
+    }
+}

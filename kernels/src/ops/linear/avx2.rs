@@ -45,9 +45,12 @@ pub(super) unsafe fn store_sums<const N: usize>(to: *mut f32, vectors: [__m256; 
     unsafe {
         let mut index = 0;
         while index < N {
-            let four: [_; 4] = std::array::from_fn(|i| {
-                if index + i < N { vectors[index + i] } else { _mm256_setzero_ps() }
-            });
+            let mut four = [_mm256_setzero_ps(); 4];
+            let mut i = 0;
+            while i < 4 && index + i < N {
+                four[i] = vectors[index + i];
+                i += 1;
+            }
             let sums = four_sums(four);
             if N - index >= 4 {
                 _mm_storeu_ps(to.add(index), sums);
@@ -179,9 +182,9 @@ impl Lanes for Avx2 {
     unsafe fn int4(from: *const u8) -> [__m256; 4] {
         // SAFETY: AVX2 and 16 readable bytes by the caller's promise.
         unsafe {
-            let [high, low] = CODE_BYTES
-                .each_ref()
-                .map(|table| _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())));
+            let high = _mm_loadu_si128(CODE_BYTES[0].as_ptr().cast());
+            let low = _mm_loadu_si128(CODE_BYTES[1].as_ptr().cast());
+            let (high, low) = (_mm256_broadcastsi128_si256(high), _mm256_broadcastsi128_si256(low));
             let bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128(from.cast()));
             let shifted = _mm256_srlv_epi32(bytes, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
             let nibbles = _mm256_and_si256(shifted, _mm256_set1_epi8(0xF));

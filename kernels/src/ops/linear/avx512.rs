@@ -77,9 +77,12 @@ impl Lanes for Avx512 {
     unsafe fn store_sums<const N: usize>(to: *mut f32, vectors: [__m512; N]) {
         // SAFETY: AVX-512 and room for `N` floats by the caller's promise.
         unsafe {
-            let halves = vectors.map(|vector| {
-                _mm256_add_ps(_mm512_castps512_ps256(vector), _mm512_extractf32x8_ps::<1>(vector))
-            });
+            let mut halves = [_mm256_setzero_ps(); N];
+            for (half, vector) in halves.iter_mut().zip(vectors) {
+                let (low, high) =
+                    (_mm512_castps512_ps256(vector), _mm512_extractf32x8_ps::<1>(vector));
+                *half = _mm256_add_ps(low, high);
+            }
             avx2::store_sums(to, halves);
         }
     }
@@ -136,9 +139,9 @@ impl Lanes for Avx512 {
             let words = _mm512_broadcast_i32x4(_mm_loadu_si128(from.cast()));
             let first = _mm512_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12);
             let last = _mm512_add_epi32(first, _mm512_set1_epi32(16));
-            let pick = |shift| _mm512_permutexvar_ps(_mm512_srlv_epi32(words, shift), values);
-            let unused = _mm512_setzero_ps();
-            [pick(first), pick(last), unused, unused]
+            let first = _mm512_permutexvar_ps(_mm512_srlv_epi32(words, first), values);
+            let last = _mm512_permutexvar_ps(_mm512_srlv_epi32(words, last), values);
+            [first, last, _mm512_setzero_ps(), _mm512_setzero_ps()]
         }
     }
 }

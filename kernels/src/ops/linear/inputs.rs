@@ -218,7 +218,10 @@ impl<L: Lanes> Kernel<L> for Row {
 #[inline(always)]
 fn reorder(row: &mut [f32], order: &[u8; 32]) {
     for group in row.as_chunks_mut::<32>().0 {
-        *group = order.map(|element| group[usize::from(element & 31)]);
+        let old = *group;
+        for (value, &element) in group.iter_mut().zip(order) {
+            *value = old[usize::from(element & 31)];
+        }
     }
 }
 

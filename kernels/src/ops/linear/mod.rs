@@ -19,7 +19,7 @@ mod portable;
 mod product;
 mod scratch;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 mod tile;
 
 use std::ops::Range;

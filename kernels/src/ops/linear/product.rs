@@ -157,12 +157,12 @@ impl Job<'_> {
             match self.weight {
                 Weight::Float(values) if values.dtype() == DType::F32 => {
                     let (first, pitch) = self.first_row(values);
-                    self.strips::<L, _>(Plain { first, pitch }, inputs);
+                    self.plain::<L, _>(Plain { first, pitch }, inputs);
                 }
                 Weight::Float(values) if values.dtype() == DType::BF16 => {
                     let (first, pitch) = self.first_row(values);
                     if self.is_direct() {
-                        self.strips::<L, _>(Bf16 { first, pitch }, inputs);
+                        self.direct::<L, _>(Bf16 { first, pitch }, inputs);
                     } else {
                         self.unpacked::<L, UnpackBf16>(first, pitch, inputs);
                     }
@@ -192,25 +192,41 @@ impl Job<'_> {
         (values.as_ptr().wrapping_add(self.outputs.start * pitch), pitch)
     }
 
-    /// The products with rows of any format.
+    /// The products with rows of a packed format, at most [`DIRECT_ROWS_MAX`].
     ///
     /// # Safety
     /// `weight` has `self.outputs.len()` rows of `inputs` elements.
-    #[inline(always)]
-    unsafe fn strips<L: Lanes, F: Format<L>>(&self, weight: F, inputs: usize) {
-        let step = if self.is_direct() { DIRECT_ROWS_MAX } else { PANEL_ROWS };
+    unsafe fn direct<L: Lanes, F: Format<L>>(&self, weight: F, inputs: usize) {
+        let row = self.rows.start;
+        // SAFETY: as many rows exist.
+        unsafe {
+            match self.rows.len() {
+                0 => {}
+                1 => self.strip::<L, F, 1>(weight, inputs, row),
+                2 => self.strip::<L, F, 2>(weight, inputs, row),
+                3 => self.strip::<L, F, 3>(weight, inputs, row),
+                4 => self.strip::<L, F, 4>(weight, inputs, row),
+                5 => self.strip::<L, F, 5>(weight, inputs, row),
+                6 => self.strip::<L, F, 6>(weight, inputs, row),
+                more => unreachable!("{more} rows are no few rows"),
+            }
+        }
+    }
+
+    /// The products with rows of f32, or unpacked to f32.
+    ///
+    /// # Safety
+    /// That of `direct`.
+    unsafe fn plain<L: Lanes, F: Format<L>>(&self, weight: F, inputs: usize) {
         let mut row = self.rows.start;
         while row < self.rows.end {
-            let count = step.min(self.rows.end - row);
+            let count = PANEL_ROWS.min(self.rows.end - row);
             // SAFETY: rows `row..row + count` exist.
             unsafe {
                 match count {
                     1 => self.strip::<L, F, 1>(weight, inputs, row),
                     2 => self.strip::<L, F, 2>(weight, inputs, row),
-                    3 => self.strip::<L, F, 3>(weight, inputs, row),
-                    4 => self.strip::<L, F, 4>(weight, inputs, row),
-                    5 => self.strip::<L, F, 5>(weight, inputs, row),
-                    _ => self.strip::<L, F, 6>(weight, inputs, row),
+                    _ => self.strip::<L, F, 3>(weight, inputs, row),
                 }
             }
             row += count;
@@ -218,7 +234,7 @@ impl Job<'_> {
     }
 
     /// # Safety
-    /// Rows `row..row + R` exist; otherwise as for `strips`.
+    /// Rows `row..row + R` exist; otherwise as for `direct`.
     #[inline(always)]
     unsafe fn strip<L: Lanes, F: Format<L>, const R: usize>(
         &self,
@@ -262,7 +278,7 @@ impl Job<'_> {
     unsafe fn panel<L: Lanes>(&self, inputs: usize) {
         let panel = Plain { first: self.work.cast(), pitch: padded(inputs) * 4 };
         // SAFETY: the panel was written to that size.
-        unsafe { self.strips::<L, _>(panel, padded(inputs)) }
+        unsafe { self.plain::<L, _>(panel, padded(inputs)) }
     }
 
     /// Multiplies the codes in the panel with the scales of their blocks.
@@ -299,12 +315,12 @@ impl Job<'_> {
             let dtype = weight.scale.dtype();
             L::run(Scales { first, pitch: scale_pitch, dtype, rows, groups, to: scales });
             if self.is_direct() {
-                self.strips::<L, _>(Int4 { codes, pitch, scales, groups }, inputs);
+                self.direct::<L, _>(Int4 { codes, pitch, scales, groups }, inputs);
             } else {
                 self.unpack::<L, UnpackInt4>(codes, pitch, inputs);
                 let codes = self.work.cast();
                 let panel = UnpackedInt4(Int4 { codes, pitch: inputs * 4, scales, groups });
-                self.strips::<L, _>(panel, inputs);
+                self.plain::<L, _>(panel, inputs);
             }
         }
     }

@@ -3,6 +3,8 @@
 //! A tile of R rows and O outputs keeps R · O vectors of partial sums in registers, so that each
 //! weight that is loaded and unpacked serves R rows and each activation O outputs. Invariant: the
 //! operations on one partial sum are the same, in the same order, for every R and O.
+//!
+//! Loops here are plain ones: a closure given to `map` is compiled without the instruction set.
 
 use super::lanes::{Kernel, Lanes};
 
@@ -98,11 +100,17 @@ impl<F, const R: usize> Strip<F, R> {
         // SAFETY: rows, blocks and activations exist as `Strip` says; a ragged last block is read
         // from a copy padded with zeros.
         unsafe {
-            let rows: [F::Row; O] = std::array::from_fn(|o| self.weight.row(first + o));
+            let mut rows = [self.weight.row(first); O];
+            for (o, row) in rows.iter_mut().enumerate() {
+                *row = self.weight.row(first + o);
+            }
             let mut sums = [[L::zero(); O]; R];
             let blocks = self.inputs / F::BLOCK;
             for block in 0..blocks {
-                let x = self.x.map(|x| x.add(block * F::BLOCK));
+                let mut x = self.x;
+                for x in &mut x {
+                    *x = x.add(block * F::BLOCK);
+                }
                 F::accumulate(&rows, block, &x, &mut sums);
             }
             if let Some(bytes) = F::RAGGED_BYTES {
@@ -165,11 +173,14 @@ impl<L: Lanes> Format<L> for Plain {
     ) {
         // SAFETY: the block and the activations exist by the caller's promise.
         unsafe {
-            let x = x.map(|x| L::load(x));
+            let mut values = [L::zero(); R];
+            for r in 0..R {
+                values[r] = L::load(x[r]);
+            }
             for o in 0..O {
                 let weights = L::load(rows[o].add(block * L::COUNT * 4).cast());
                 for r in 0..R {
-                    sums[r][o] = L::mul_add(weights, x[r], sums[r][o]);
+                    sums[r][o] = L::mul_add(weights, values[r], sums[r][o]);
                 }
             }
         }
@@ -216,7 +227,10 @@ impl<L: Lanes> Format<L> for Bf16 {
     ) {
         // SAFETY: the block and the activations exist by the caller's promise.
         unsafe {
-            let weights = rows.map(|row| L::bf16_pairs(row.add(block * L::COUNT * 4)));
+            let mut weights = [[L::zero(); 2]; O];
+            for o in 0..O {
+                weights[o] = L::bf16_pairs(rows[o].add(block * L::COUNT * 4));
+            }
             for half in 0..2 {
                 for r in 0..R {
                     let x = L::load(x[r].add(half * L::COUNT));
@@ -334,14 +348,17 @@ impl<L: Lanes> Format<L> for UnpackedInt4 {
         unsafe {
             let mut groups = [[L::zero(); O]; R];
             for vector in 0..32 / L::COUNT {
-                let x = x.map(|x| L::load(x.add(vector * L::COUNT)));
+                let mut values = [L::zero(); R];
+                for r in 0..R {
+                    values[r] = L::load(x[r].add(vector * L::COUNT));
+                }
                 for o in 0..O {
                     let codes: *const f32 = rows[o].codes.cast();
                     let weights = L::load(codes.add(32 * block + vector * L::COUNT));
                     for r in 0..R {
                         groups[r][o] = match vector {
-                            0 => L::mul(weights, x[r]),
-                            _ => L::mul_add(weights, x[r], groups[r][o]),
+                            0 => L::mul(weights, values[r]),
+                            _ => L::mul_add(weights, values[r], groups[r][o]),
                         };
                     }
                 }
