@@ -6,7 +6,13 @@
 //! what drafting writes beyond them is scratch. Committed states wait in `pending` until the next
 //! time something is drafted, so that a round without drafting costs the draft nothing.
 
-use paceline_kernels::{DType, Stream, Tensor, ops::attention::Paths, ops::cache::copy_rows, ops::cache::gather_rows};
+use paceline_kernels::{
+    DType, Stream, Tensor,
+    ops::{
+        attention::Paths,
+        cache::{copy_rows, gather_rows, move_slots},
+    },
+};
 use paceline_model::{
     eagle3::draft::{Draft, DraftPass, DraftStates},
     pass::Segment,
@@ -125,10 +131,15 @@ impl Drafter {
         }
     }
 
-    /// Works off the waiting rows, so that only what a round commits is left for the next one.
+    /// Works off the waiting rows but the last, whose logits the next draft starts from.
     pub(crate) fn catch_up(&mut self, slots: &[u32]) {
-        if self.pending.tokens.len() > 1 {
+        let waiting = self.pending.tokens.len();
+        if waiting > 1 {
+            let last = (waiting - 1) as u32;
+            let token = self.pending.tokens[waiting - 1];
+            self.pending.tokens.truncate(waiting - 1);
             self.extend(slots, false);
+            self.pending.keep(last, token);
         }
     }
 
@@ -293,6 +304,13 @@ impl Drafter {
 }
 
 impl Pending {
+    /// Makes row `row` the only one, with its token.
+    fn keep(&mut self, row: u32, token: u32) {
+        move_slots(&mut self.states, &[(row, 0)]);
+        self.tokens.clear();
+        self.tokens.push(token);
+    }
+
     fn push(&mut self, taps: &Tensor, rows: &[u32], tokens: &[u32]) {
         let first = self.tokens.len() as u32;
         let places = first..first + rows.len() as u32;

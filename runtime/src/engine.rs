@@ -6,23 +6,19 @@
 use std::{ops::ControlFlow, time::Instant};
 
 use paceline_comm::Usage;
-use paceline_model::{
-    config::ModelConfig,
-    stop::stop_ids,
-    tokenizer::{StreamDecoder, Tokenizer},
-};
-use paceline_spec::{Controller, ControllerOptions, Limits, Plan, RoundOutcome, Statistics};
+use paceline_model::{config::ModelConfig, stop::stop_ids, tokenizer::Tokenizer};
+use paceline_spec::{Controller, ControllerOptions, Limits, Plan, RoundOutcome};
 
 use crate::{
+    answer::Answer,
     drafter::Drafter,
     error::{Result, RuntimeError},
     loading::{self, Progress, lead},
     options::{EngineOptions, Ranks},
     pages::{PAGE_ROWS, PageAllocator},
-    request::{Event, FinishReason, Flow, Outcome, Request, Speculation, Timings, TokenEvent},
+    request::{Event, FinishReason, Flow, Outcome, Request, Speculation, Timings},
     round::{Round, Sequence},
-    sampling::{self, Sampler, log_sum_exp, top_logits},
-    stop_text::StopScanner,
+    sampling::{self, Sampler},
     worker::leader::Leader,
 };
 
@@ -149,7 +145,7 @@ impl Engine {
     ) -> Result<Outcome> {
         let started = Instant::now();
         let mut sampler = Sampler::new(request.sampling);
-        let mut answer = Answer::new(request, &self.tokenizer, &self.stop_ids);
+        let mut answer = Answer::new(request, &self.tokenizer, self.stop_ids.clone());
         let speculates = request.speculation != Speculation::Off;
         let mut timings = Timings::default();
         let flow = self.prefill(request, sequence, on_event)?;
@@ -173,9 +169,10 @@ impl Engine {
             timings.draft += round.draft + round.catch_up;
             timings.verify += round.verify;
             let emitted = &round.acceptance.emitted;
-            let before = answer.tokens.len();
-            finish = answer.take(&self.leader, sequence, &round.acceptance.path, emitted, on_event);
-            answer.record(&round, answer.tokens.len() - before);
+            let before = answer.tokens().len();
+            let path = &round.acceptance.path;
+            finish = answer.take(&self.leader, sequence, path, emitted, on_event);
+            answer.record(&round, answer.tokens().len() - before);
         }
         timings.decode = decoding.elapsed();
         Ok(answer.finish(finish.unwrap_or(FinishReason::Length), timings, on_event))
@@ -220,7 +217,7 @@ impl Engine {
         sampler: &mut Sampler,
         answer: &Answer<'_>,
     ) -> Result<Round> {
-        let tokens_left = request.tokens_max - answer.tokens.len();
+        let tokens_left = request.tokens_max - answer.tokens().len();
         let mut positions_left = self.context_max - sequence.committed;
         if let Some(drafter) = &self.drafter {
             // Beyond the positions that the draft was trained for, nothing is drafted.
@@ -292,7 +289,12 @@ impl Engine {
         match speculation {
             Speculation::Chain(drafted) if drafted == 0 || drafted >= rows_max => {
                 let limit = format!("chains of 1 to {} tokens are possible", rows_max - 1);
-                refuse("the chain", format!("{drafted} tokens long"), limit, "choose another length")
+                refuse(
+                    "the chain",
+                    format!("{drafted} tokens long"),
+                    limit,
+                    "choose another length",
+                )
             }
             Speculation::Tree(tree)
                 if tree.nodes() > rows_max
@@ -304,111 +306,5 @@ impl Engine {
             }
             _ => Ok(()),
         }
-    }
-}
-
-/// The answer of a request as it grows.
-struct Answer<'a> {
-    request: &'a Request,
-    stop_ids: &'a [u32],
-    tokens: Vec<u32>,
-    text: String,
-    decoder: StreamDecoder,
-    scanner: StopScanner,
-    statistics: Statistics,
-}
-
-impl<'a> Answer<'a> {
-    fn new(request: &'a Request, tokenizer: &Tokenizer, stop_ids: &'a [u32]) -> Self {
-        Self {
-            request,
-            stop_ids,
-            tokens: Vec::new(),
-            text: String::new(),
-            decoder: tokenizer.stream(),
-            scanner: StopScanner::new(&request.stop_texts),
-            statistics: Statistics::default(),
-        }
-    }
-
-    /// Takes a round's tokens until one of them ends the answer. `path` names the rows of the last
-    /// pass's logits that they were chosen from.
-    fn take(
-        &mut self,
-        leader: &Leader,
-        sequence: &Sequence,
-        path: &[usize],
-        emitted: &[u32],
-        on_event: &mut impl FnMut(Event<'_>) -> Flow,
-    ) -> Option<FinishReason> {
-        let first_position = sequence.tokens.len() - emitted.len() - 1;
-        for (index, (&id, &row)) in emitted.iter().zip(path).enumerate() {
-            let event = self.event(leader, id, row, first_position + index);
-            self.tokens.push(id);
-            if on_event(Event::Token(&event)).is_break() {
-                return Some(FinishReason::Cancelled);
-            }
-            if self.stop_ids.contains(&id) && !self.request.ignore_eos {
-                return Some(FinishReason::Stop);
-            }
-            if let Some(piece) = self.decoder.push(id) {
-                let (text, stopped) = self.scanner.push(&piece);
-                self.text.push_str(&text);
-                if !text.is_empty() && on_event(Event::Text(&text)).is_break() {
-                    return Some(FinishReason::Cancelled);
-                }
-                if stopped {
-                    return Some(FinishReason::Stop);
-                }
-            }
-            if self.tokens.len() == self.request.tokens_max {
-                return Some(FinishReason::Length);
-            }
-        }
-        None
-    }
-
-    fn event(&self, leader: &Leader, id: u32, row: usize, position: usize) -> TokenEvent {
-        let (mut logprob, mut logits) = (None, None);
-        if self.request.logprobs || self.request.top_logits > 0 {
-            let width = leader.logits().width();
-            let row = &leader.logits().as_slice::<f32>()[row * width..(row + 1) * width];
-            if self.request.logprobs {
-                logprob = Some((f64::from(row[id as usize]) - log_sum_exp(row)) as f32);
-            }
-            if self.request.top_logits > 0 {
-                logits = Some(top_logits(row, position, self.request.top_logits));
-            }
-        }
-        TokenEvent { id, index: self.tokens.len(), logprob, logits }
-    }
-
-    fn record(&mut self, round: &Round, emitted: usize) {
-        let (drafted, depth) = (round.width - 1, round.plan.depth());
-        self.statistics.record(drafted, depth, round.acceptance.accepted(), emitted);
-    }
-
-    fn finish(
-        mut self,
-        finish_reason: FinishReason,
-        timings: Timings,
-        on_event: &mut impl FnMut(Event<'_>) -> Flow,
-    ) -> Outcome {
-        let stopped_by_text = finish_reason == FinishReason::Stop
-            && self.tokens.last().is_none_or(|id| !self.stop_ids.contains(id));
-        if !stopped_by_text {
-            let mut rest = self.decoder.flush().unwrap_or_default();
-            let (text, stopped) = self.scanner.push(&rest);
-            rest = text;
-            if !stopped {
-                rest.push_str(&self.scanner.finish());
-            }
-            self.text.push_str(&rest);
-            if !rest.is_empty() && finish_reason != FinishReason::Cancelled {
-                let _ = on_event(Event::Text(&rest));
-            }
-        }
-        let (tokens, text, speculation) = (self.tokens, self.text, self.statistics);
-        Outcome { tokens, text, finish_reason, timings, speculation }
     }
 }

@@ -85,8 +85,7 @@ impl Plan {
             _ => Communicator::connect(group, None)?,
         };
         let (config, model_options) = (self.config.clone(), self.model_options.clone());
-        let model =
-            Model::new(config, weights, &parallel, communicator, stream, model_options)?;
+        let model = Model::new(config, weights, &parallel, communicator, stream, model_options)?;
         Ok(Rank::new(model, self.slots()))
     }
 
@@ -101,15 +100,8 @@ impl Plan {
         let (dtype, rows_max) = (options.dtype, self.model_options.rows_max);
         let embedding: &Tensor = model.embedding();
         let target = model.config();
-        let draft = Draft::new(
-            config.clone(),
-            weights,
-            target,
-            embedding,
-            head.as_ref(),
-            dtype,
-            rows_max,
-        )?;
+        let draft =
+            Draft::new(config.clone(), weights, target, embedding, head.as_ref(), dtype, rows_max)?;
         let (stream, slots) = (model.stream().clone(), self.slots());
         Ok(Some(Drafter::new(draft, stream, dtype, slots, rows_max, self.context_max)))
     }
@@ -117,8 +109,7 @@ impl Plan {
     /// The target's whole output head, as views: the draft runs on one rank and needs all of it.
     fn whole_head(&self) -> Result<Weight> {
         let whole = Parallel { tensor: 1, rank: 0, expert_parallel: false };
-        let weights =
-            ModelWeights::load(&self.checkpoint, &self.config, &whole, &mut |_, _| {})?;
+        let weights = ModelWeights::load(&self.checkpoint, &self.config, &whole, &mut |_, _| {})?;
         Ok(weights.head)
     }
 }

@@ -146,6 +146,8 @@ pub struct Outcome {
     pub timings: Timings,
     /// Rounds and acceptance.
     pub speculation: Statistics,
+    /// Drafted tokens that each round accepted, before any cut at the end of the answer.
+    pub accepted: Vec<usize>,
 }
 
 /// Where the time of a request went.

@@ -6,9 +6,7 @@
 use std::time::{Duration, Instant};
 
 use paceline_kernels::ops::argmax::argmax;
-use paceline_spec::{
-    Acceptance, CommitPlan, DraftTree, Plan, accept_greedy, accept_sampled,
-};
+use paceline_spec::{Acceptance, CommitPlan, DraftTree, Plan, accept_greedy, accept_sampled};
 
 use crate::{
     drafter::Drafter,

@@ -41,7 +41,7 @@ impl StopScanner {
 fn overlap(text: &str, stop: &str) -> usize {
     stop.char_indices()
         .map(|(at, _)| at)
-        .skip(1)
+        .filter(|&at| at > 0)
         .rev()
         .find(|&length| text.ends_with(&stop[..length]))
         .unwrap_or(0)

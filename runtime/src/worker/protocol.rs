@@ -157,7 +157,8 @@ impl Reader<'_> {
 
     fn step(&mut self) -> Result<StepPlan> {
         let moves = self.length(8)?;
-        let moves = (0..moves).map(|_| Ok((self.number()?, self.number()?))).collect::<Result<_>>()?;
+        let moves =
+            (0..moves).map(|_| Ok((self.number()?, self.number()?))).collect::<Result<_>>()?;
         let sequences = self.length(4)?;
         let sequences = (0..sequences)
             .map(|_| {
