@@ -227,7 +227,7 @@ pub enum ModelError {
 
     /// The tensors of a checkpoint are not those that its configuration calls for.
     #[error(
-        "{name} does not fit its config.json ({count} problems):\n  {}\nuse the configuration \
+        "{name} does not fit its config.json; problems: {count}\n  {}\nuse the configuration \
          and the weights of one and the same checkpoint",
         problems.join("\n  ")
     )]
