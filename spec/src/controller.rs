@@ -32,6 +32,8 @@ const GAIN_KEEP: f64 = 0.99;
 const PLAIN_REFRESH_ROUNDS: u64 = 512;
 /// Rounds for which the acceptance of a way of drafting that is not in use counts as known.
 const FRESH_ROUNDS: u64 = 512;
+/// Draws from which an estimate of acceptance outlasts the use of its draft.
+const LASTING_DRAWS: f64 = 64.0;
 
 /// What the controller may choose among.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -164,8 +166,14 @@ impl Controller {
             if valid(outcome.draft_seconds) {
                 draft.cost.observe(depth, outcome.draft_seconds, self.round);
             }
-            draft.rates.observe(depth, accepted);
-            draft.used_at = Some(self.round);
+            let fallen = draft.rates.observe(depth, accepted);
+            if fallen {
+                // The text has changed, so what is remembered of other drafts is no longer true.
+                self.drafts.iter_mut().for_each(|draft| draft.used_at = None);
+            }
+        }
+        if let Some(index) = used {
+            self.drafts[index].used_at = Some(self.round);
         }
         let Some(plain) = self.plain_cost() else {
             return;
@@ -295,6 +303,10 @@ impl Controller {
         let round = self.round;
         let draft = &mut self.drafts[draft];
         let lasted = round - draft.adopted_at >= trial::LASTING_ROUNDS;
+        if draft.rates.draws() < LASTING_DRAWS {
+            // It is left on the first signs of a change, which say little about what comes.
+            draft.used_at = None;
+        }
         draft.postpone(round, lasted);
     }
 }

@@ -1,13 +1,13 @@
 //! How likely the next drafted token is accepted, by depth. The invariant: rates are conditional on
 //! the depth above having been accepted, so one estimate serves chains of every length.
 
-/// Rounds that weigh in the estimate of the steady state, and in the one that notices changes.
-const ROUNDS_SLOW: f64 = 256.0;
-const ROUNDS_FAST: f64 = 16.0;
-/// Draws of the fast estimate before it may contradict the slow one.
-const ROUNDS_EVIDENCE: f64 = 10.0;
-/// Standard deviations by which the fast estimate must part from the slow one.
-const DEVIATIONS: f64 = 3.5;
+/// Rounds that weigh in an estimate while nothing changes.
+const ROUNDS: f64 = 256.0;
+/// Latest draws that are searched for a change.
+const WINDOW: u32 = 24;
+/// Log-likelihood ratio from which a change is believed: by chance it is reached about once in
+/// several thousand rounds.
+const EVIDENCE: f64 = 11.5;
 /// Draws that the prior counts as.
 const PRIOR_WEIGHT: f64 = 2.0;
 /// Acceptance assumed before anything is known: high, so that a good draft is not given up for an
@@ -22,8 +22,10 @@ pub(super) struct AcceptanceRates {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Depth {
-    slow: Tally,
-    fast: Tally,
+    tally: Tally,
+    /// The latest draws, the last in the lowest bit, and how many there are.
+    latest: u32,
+    latest_draws: u32,
 }
 
 /// Exponentially weighted counts.
@@ -34,29 +36,41 @@ struct Tally {
 }
 
 impl AcceptanceRates {
-    /// Learns from a round that drafted `depth` levels and accepted `accepted` tokens.
-    pub(super) fn observe(&mut self, depth: usize, accepted: usize) {
+    /// Learns from a round that drafted `depth` levels and accepted `accepted` tokens. Says whether
+    /// acceptance turns out to have fallen.
+    pub(super) fn observe(&mut self, depth: usize, accepted: usize) -> bool {
         if self.depths.len() < depth {
             self.depths.resize(depth, Depth::default());
         }
+        let mut changed = None;
         for (level, count) in self.depths.iter_mut().enumerate() {
             if level >= depth {
                 // Not drafted: forget slowly, so that the rate returns to that of the depth above
                 // and deeper drafts are tried again.
-                count.slow.fade(ROUNDS_SLOW);
-                count.fast.fade(ROUNDS_SLOW);
+                count.tally.fade();
             } else if level <= accepted {
-                count.add(level < accepted);
+                let change = count.add(level < accepted);
+                changed = changed.or(change.map(|difference| (level, difference)));
             }
         }
+        if let Some((level, _)) = changed {
+            // What is known of deeper levels is from before the change.
+            self.depths.truncate(level + 1);
+        }
+        changed.is_some_and(|(_, difference)| difference < 0.0)
     }
 
     /// Makes the past weigh no more than `draws` draws, so that a trial shows what holds now.
     pub(super) fn limit_memory(&mut self, draws: f64) {
-        for Depth { slow, fast } in &mut self.depths {
-            slow.limit(draws);
-            *fast = Tally::default();
+        for depth in &mut self.depths {
+            depth.tally.limit(draws);
+            depth.latest_draws = 0;
         }
+    }
+
+    /// Draws that the estimate of the first level rests on.
+    pub(super) fn draws(&self) -> f64 {
+        self.depths.first().map_or(0.0, |depth| depth.tally.draws)
     }
 
     /// Probability that the token of `level` (0 below the root) is accepted if those above are.
@@ -83,7 +97,7 @@ impl AcceptanceRates {
     /// Each level's rate, smoothed towards the level above (drafts are about as good at each depth),
     /// and the draws it rests on.
     fn rates(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
-        let counts = self.depths.iter().map(|depth| depth.slow);
+        let counts = self.depths.iter().map(|depth| depth.tally);
         counts.chain(std::iter::repeat(Tally::default())).scan(PRIOR, |prior, tally| {
             *prior = (tally.accepted + PRIOR_WEIGHT * *prior) / (tally.draws + PRIOR_WEIGHT);
             Some((*prior, tally.draws))
@@ -102,30 +116,41 @@ fn tokens(rates: impl Iterator<Item = f64>) -> f64 {
 }
 
 impl Depth {
-    fn add(&mut self, accepted: bool) {
-        self.slow.add(accepted, ROUNDS_SLOW);
-        self.fast.add(accepted, ROUNDS_FAST);
-        if self.fast.draws < ROUNDS_EVIDENCE {
-            return;
-        }
-        let (slow, fast) = (self.slow.mean(), self.fast.mean());
-        // An exponential average over n rounds varies like a plain one over 2 n.
-        let spread = (0.01 + slow * (1.0 - slow)) / (2.0 * self.fast.draws);
-        if (fast - slow).abs() > DEVIATIONS * spread.sqrt() {
-            self.slow = self.fast;
-        }
+    /// Says whether the rate turns out to have changed, and by how much.
+    fn add(&mut self, accepted: bool) -> Option<f64> {
+        self.tally.fade();
+        self.tally.draws += 1.0;
+        self.tally.accepted += f64::from(u8::from(accepted));
+        self.latest = self.latest << 1 | u32::from(accepted);
+        self.latest_draws = WINDOW.min(self.latest_draws + 1);
+        let latest = self.change()?;
+        let difference = latest.mean() - self.tally.mean();
+        self.tally = latest;
+        // Draws from before the change must not speak for a change back.
+        self.latest_draws = latest.draws as u32;
+        Some(difference)
+    }
+
+    /// The draws since the most likely moment of a change, if the likelihood ratio speaks for one.
+    fn change(&self) -> Option<Tally> {
+        // Rates of exactly 0 or 1 are never known.
+        let mean = self.tally.mean().clamp(0.02, 0.98);
+        let windows = (1..=self.latest_draws).map(|draws| {
+            let accepted = (self.latest & ((1 << draws) - 1)).count_ones();
+            let latest = Tally { accepted: f64::from(accepted), draws: f64::from(draws) };
+            let rate = latest.mean();
+            let gain =
+                |part: f64, whole: f64| if part > 0.0 { part * (part / whole).ln() } else { 0.0 };
+            (latest.draws * (gain(rate, mean) + gain(1.0 - rate, 1.0 - mean)), latest)
+        });
+        let likeliest = windows.max_by(|a, b| a.0.total_cmp(&b.0));
+        likeliest.filter(|&(evidence, _)| evidence > EVIDENCE).map(|(_, latest)| latest)
     }
 }
 
 impl Tally {
-    fn add(&mut self, accepted: bool, rounds: f64) {
-        self.fade(rounds);
-        self.draws += 1.0;
-        self.accepted += f64::from(u8::from(accepted));
-    }
-
-    fn fade(&mut self, rounds: f64) {
-        self.limit(self.draws * (1.0 - 1.0 / rounds));
+    fn fade(&mut self) {
+        self.limit(self.draws * (1.0 - 1.0 / ROUNDS));
     }
 
     fn limit(&mut self, draws: f64) {
@@ -161,15 +186,15 @@ mod tests {
     }
 
     #[test]
-    fn a_change_shows_within_thirty_rounds() {
+    fn a_change_shows_within_ten_rounds() {
         let mut rates = AcceptanceRates::default();
         for _ in 0..1000 {
             rates.observe(1, 1);
         }
-        for _ in 0..30 {
+        for _ in 0..10 {
             rates.observe(1, 0);
         }
-        assert!(rates.rate(0) < 0.4, "{}", rates.rate(0));
+        assert!(rates.rate(0) < 0.2, "{}", rates.rate(0));
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! Trials: a few rounds with another way of drafting, to see whether it is better. The invariant: what
 //! trials lose stays within an allowance that grows with the rounds done.
 
-use super::{CHAIN_DRAFTED_FIRST, Controller, GAIN_SWITCH, PLAIN_REFRESH_ROUNDS, Shape, fits};
+use super::{
+    CHAIN_DRAFTED_FIRST, Controller, Draft, GAIN_SWITCH, PLAIN_REFRESH_ROUNDS, Shape, fits,
+};
 use crate::{Limits, Plan};
 
 /// Share of all rounds that trials may cost, and the most that can be saved up, in plain rounds. The
@@ -9,6 +11,8 @@ use crate::{Limits, Plan};
 /// but for what the last trial overdraws.
 const ALLOWANCE_EARNED: f64 = 0.01;
 pub(super) const ALLOWANCE_MAX: f64 = 8.0;
+/// What a trial may overdraw before it ends.
+const OVERDRAFT_MAX: f64 = 2.0;
 /// Rounds after which a trial may fail, may succeed, and ends.
 const ROUNDS_MIN: u32 = 4;
 const ROUNDS_ADOPT: u32 = 8;
@@ -24,8 +28,8 @@ pub(super) const WAIT_ROUNDS_MAX: u64 = 512;
 const WAIT_ROUNDS_UNDECIDED: u64 = 128;
 /// Rounds in use after which a way of drafting did not fail.
 pub(super) const LASTING_ROUNDS: u64 = 128;
-/// Draws of the past that count in a trial while another draft is in use. While drafting is off, the
-/// past is what drafting was switched off for, and none count.
+/// Draws of the past that count in a trial, if they are recent and another draft is in use. While
+/// drafting is off, the past is what drafting was switched off for, and none count.
 const MEMORY_DRAWS: f64 = 64.0;
 
 /// A trial that is under way.
@@ -45,22 +49,22 @@ impl Controller {
         if self.current.is_some() && self.round - measured_at >= PLAIN_REFRESH_ROUNDS {
             return Some(Trial { draft: None, plan: Plan::Plain, rounds: 0 });
         }
-        let due = (0..self.drafts.len()).filter(|&draft| {
-            self.current != Some(draft)
-                && self.round >= self.drafts[draft].wait_until
-                && fits(self.drafts[draft].trial_plan(), limits)
-        });
-        // The one that has waited longest.
-        let draft = due.min_by_key(|&draft| self.drafts[draft].wait_until)?;
-        if !self.could_pay(draft) {
+        for draft in 0..self.drafts.len() {
             let round = self.round;
-            self.drafts[draft].postpone(round, false);
-            return None;
+            if self.is_due(draft, limits) && !self.could_pay(draft) {
+                self.drafts[draft].postpone(round, false);
+            }
         }
-        if !self.affords(draft) {
-            return None;
-        }
-        let memory = if self.current.is_some() { MEMORY_DRAWS } else { 0.0 };
+        // The one that failed least; of several, the one that has waited longest. What cannot be
+        // afforded yet does not hold up the rest.
+        let due = (0..self.drafts.len())
+            .filter(|&draft| self.is_due(draft, limits) && self.affords(draft));
+        let draft = due.min_by_key(|&draft| {
+            let Draft { wait_rounds, wait_until, .. } = self.drafts[draft];
+            (wait_rounds, wait_until)
+        })?;
+        let remembered = self.current.is_some() && self.drafts[draft].is_fresh(self.round);
+        let memory = if remembered { MEMORY_DRAWS } else { 0.0 };
         self.drafts[draft].rates.limit_memory(memory);
         let depth_max = self.drafts[draft].trial_plan().depth();
         self.drafts[draft].depth = self.best_depth(draft, depth_max);
@@ -105,7 +109,7 @@ impl Controller {
             return None;
         }
         let round = self.round;
-        if hoped < bar {
+        if hoped < bar || self.allowance < -OVERDRAFT_MAX {
             self.drafts[draft].postpone(round, false);
             return None;
         }
@@ -120,6 +124,13 @@ impl Controller {
     pub(super) fn earn_allowance(&mut self, plain_rounds: f64) {
         let earned = ALLOWANCE_EARNED * plain_rounds;
         self.allowance = (self.allowance + earned).min(ALLOWANCE_MAX);
+    }
+
+    fn is_due(&self, draft: usize, limits: Limits) -> bool {
+        let Draft { wait_until, .. } = self.drafts[draft];
+        self.current != Some(draft)
+            && self.round >= wait_until
+            && fits(self.drafts[draft].trial_plan(), limits)
     }
 
     /// Whether the best imaginable acceptance would make the draft better than what is in use.
@@ -152,7 +163,7 @@ impl Controller {
     }
 }
 
-impl super::Draft {
+impl Draft {
     /// The longest plan that a trial starts with.
     fn trial_plan(&self) -> Plan {
         match self.shape {
