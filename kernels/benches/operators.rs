@@ -1,10 +1,11 @@
 //! Speed of the matrix products: medians on one thread and on several.
 //!
-//! `cargo bench -p paceline-kernels --bench operators -- [--quick] [--threads N] [NAME…]`
+//! `cargo bench -p paceline-kernels --bench operators --
+//! [--quick] [--threads N] [--spread MIB] [NAME…]`
 //!
-//! Weights of one case are spread over 24 MiB, so that none is in the second-level cache when its
-//! turn comes, as in a forward pass. GMAC/s are 10⁹ products of a weight and an activation a
-//! second; GB/s are bytes of weights read.
+//! A case cycles through weights of 4 MiB together, so that none is in the second-level cache when
+//! its turn comes; with a larger `--spread`, none is in any cache. GMAC/s are 10⁹ products of a
+//! weight and an activation a second; GB/s are bytes of weights read.
 
 use std::{
     hint::black_box,
@@ -21,27 +22,25 @@ use paceline_kernels::{
     },
 };
 
-/// Bytes of weights that a case cycles through.
-const SPREAD_BYTES: usize = 24 << 20;
-
 struct Options {
     /// Time for each case.
     time: Duration,
+    /// Bytes of weights that a case cycles through.
+    spread_bytes: usize,
     /// Parts of the names of the cases to run; empty: all.
     names: Vec<String>,
 }
 
 fn main() {
-    let mut options = Options { time: Duration::from_millis(400), names: Vec::new() };
+    let mut options =
+        Options { time: Duration::from_millis(400), spread_bytes: 4 << 20, names: Vec::new() };
     let mut threads = vec![1, 2];
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--quick" => options.time = Duration::from_millis(40),
-            "--threads" => {
-                let count = arguments.next().and_then(|count| count.parse().ok());
-                threads = vec![count.expect("--threads takes a number")];
-            }
+            "--threads" => threads = vec![number(arguments.next())],
+            "--spread" => options.spread_bytes = number(arguments.next()) << 20,
             // Cargo passes it to every bench program.
             "--bench" => {}
             _ => options.names.push(argument),
@@ -53,6 +52,10 @@ fn main() {
         println!("{:<34} {:>5} {:>10} {:>9} {:>8}", "case", "rows", "us", "GMAC/s", "GB/s");
         stream.run(|| all(&stream, &options));
     }
+}
+
+fn number(argument: Option<String>) -> usize {
+    argument.and_then(|text| text.parse().ok()).expect("the option takes a number")
 }
 
 fn all(stream: &Stream, options: &Options) {
@@ -94,7 +97,7 @@ fn products(
     if !options.wants(&name) {
         return;
     }
-    let weights = spread(|seed| weight(format, outputs, inputs, seed));
+    let weights = options.spread(|seed| weight(format, outputs, inputs, seed));
     let x = activations(rows, inputs);
     let mut out = Tensor::zeros(DType::F32, &[rows, outputs]);
     let time = median(options, |round| {
@@ -109,7 +112,7 @@ fn gated(stream: &Stream, options: &Options, rows: usize) {
     if !options.wants(name) {
         return;
     }
-    let weights = spread(|seed| weight("bf16", 768, 256, seed));
+    let weights = options.spread(|seed| weight("bf16", 768, 256, seed));
     let x = activations(rows, 256);
     let mut out = Tensor::zeros(DType::F32, &[rows, 768]);
     let time = median(options, |round| {
@@ -131,7 +134,9 @@ fn mixture(stream: &Stream, options: &Options, rows: usize) {
         up: weight("int4", 256, 256, seed + 1),
         down: weight("int4", 256, 256, seed + 2),
     };
-    let layers: Vec<Vec<Expert>> = (0..16)
+    let bytes = 3 * 16 * weight("int4", 256, 256, 0).bytes();
+    let layer_count = (options.spread_bytes / bytes).max(2);
+    let layers: Vec<Vec<Expert>> = (0..layer_count as u64)
         .map(|layer| (0..16).map(|index| expert(layer * 64 + index * 3)).collect())
         .collect();
     let x = activations(rows, 256);
@@ -148,7 +153,7 @@ fn mixture(stream: &Stream, options: &Options, rows: usize) {
             }
             routing.row_mut(row).1.fill(0.25);
         }
-        moe(stream, &x, &layers[round % 16], 0, &routing, &mut scratch, &mut out);
+        moe(stream, &x, &layers[round % layer_count], 0, &routing, &mut scratch, &mut out);
         black_box(&out);
     });
     let bytes = layers[0][0].gate.bytes() * 3 * 16.min(4 * rows);
@@ -159,13 +164,13 @@ impl Options {
     fn wants(&self, name: &str) -> bool {
         self.names.is_empty() || self.names.iter().any(|part| name.contains(part.as_str()))
     }
-}
 
-/// As many weights as fill the spread.
-fn spread(make: impl Fn(u64) -> Weight) -> Vec<Weight> {
-    let first = make(0);
-    let count = (SPREAD_BYTES / first.bytes()).clamp(2, 2000) / 2 * 2;
-    std::iter::once(first).chain((1..count as u64).map(make)).collect()
+    /// As many weights as fill the spread.
+    fn spread(&self, make: impl Fn(u64) -> Weight) -> Vec<Weight> {
+        let first = make(0);
+        let count = (self.spread_bytes / first.bytes()).clamp(2, 2000) / 2 * 2;
+        std::iter::once(first).chain((1..count as u64).map(make)).collect()
+    }
 }
 
 fn random(state: &mut u64) -> f32 {

@@ -160,19 +160,20 @@ impl Lanes for Avx2 {
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
     }
 
-    /// Exponent and mantissa are moved to their places in an f32, whose exponent is then too
-    /// small by 127 − 7; a product with 2¹²⁰ mends that, for subnormal codes too.
+    /// Sign, exponent and mantissa are moved to their places in an f16, whose exponent is then too
+    /// small by 15 − 7; a product with 2⁸ mends that. F16C is as fast for subnormal values, which
+    /// arithmetic is not.
     #[inline(always)]
     unsafe fn f8e4m3(from: *const u8) -> __m256 {
-        // SAFETY: AVX2 and 8 readable bytes by the caller's promise.
+        // SAFETY: AVX2, F16C and 8 readable bytes by the caller's promise.
         unsafe {
-            let codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()));
-            let magnitude = _mm256_and_si256(codes, _mm256_set1_epi32(0x7F));
-            let sign = _mm256_slli_epi32::<24>(_mm256_xor_si256(codes, magnitude));
-            let nan = _mm256_cmpeq_epi32(magnitude, _mm256_set1_epi32(0x7F));
-            let small = _mm256_castsi256_ps(_mm256_slli_epi32::<20>(magnitude));
-            let value = _mm256_mul_ps(small, _mm256_set1_ps(f32::from_bits((127 + 120) << 23)));
-            _mm256_or_ps(value, _mm256_castsi256_ps(_mm256_or_si256(sign, nan)))
+            let codes = _mm_slli_epi16::<8>(_mm_cvtepu8_epi16(_mm_loadl_epi64(from.cast())));
+            let halves =
+                _mm_and_si128(_mm_srai_epi16::<1>(codes), _mm_set1_epi16(0xBFFF_u16 as i16));
+            let nan = _mm_set1_epi16(0x3F80);
+            let is_nan = _mm_cmpeq_epi16(_mm_and_si128(halves, nan), nan);
+            let values = _mm256_cvtph_ps(_mm_or_si128(halves, is_nan));
+            _mm256_mul_ps(values, _mm256_set1_ps(256.0))
         }
     }
 

@@ -117,14 +117,13 @@ impl Lanes for Avx512 {
     unsafe fn f8e4m3(from: *const u8) -> __m512 {
         // SAFETY: AVX-512 and 16 readable bytes by the caller's promise.
         unsafe {
-            let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
-            let magnitude = _mm512_and_si512(codes, _mm512_set1_epi32(0x7F));
-            let sign = _mm512_slli_epi32::<24>(_mm512_xor_si512(codes, magnitude));
-            let nan = _mm512_cmpeq_epi32_mask(magnitude, _mm512_set1_epi32(0x7F));
-            let small = _mm512_castsi512_ps(_mm512_slli_epi32::<20>(magnitude));
-            let value = _mm512_mul_ps(small, _mm512_set1_ps(f32::from_bits((127 + 120) << 23)));
-            let value = _mm512_or_si512(_mm512_castps_si512(value), sign);
-            _mm512_mask_blend_ps(nan, _mm512_castsi512_ps(value), _mm512_set1_ps(f32::NAN))
+            let wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(from.cast()));
+            let moved = _mm256_srai_epi16::<1>(_mm256_slli_epi16::<8>(wide));
+            let halves = _mm256_and_si256(moved, _mm256_set1_epi16(0xBFFF_u16 as i16));
+            let nan = _mm256_set1_epi16(0x3F80);
+            let is_nan = _mm256_cmpeq_epi16(_mm256_and_si256(halves, nan), nan);
+            let values = _mm512_cvtph_ps(_mm256_or_si256(halves, is_nan));
+            _mm512_mul_ps(values, _mm512_set1_ps(256.0))
         }
     }
 

@@ -227,6 +227,16 @@ impl<L: Lanes> Format<L> for Bf16 {
     ) {
         // SAFETY: the block and the activations exist by the caller's promise.
         unsafe {
+            if R == 1 {
+                // Registers hold the activations, and one weight after the other.
+                let x = [L::load(x[0]), L::load(x[0].add(L::COUNT))];
+                for o in 0..O {
+                    let [even, odd] = L::bf16_pairs(rows[o].add(block * L::COUNT * 4));
+                    sums[0][o] = L::mul_add(even, x[0], sums[0][o]);
+                    sums[0][o] = L::mul_add(odd, x[1], sums[0][o]);
+                }
+                return;
+            }
             let mut weights = [[L::zero(); 2]; O];
             for o in 0..O {
                 weights[o] = L::bf16_pairs(rows[o].add(block * L::COUNT * 4));
