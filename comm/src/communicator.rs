@@ -462,3 +462,6 @@ fn table_index(collective: Collective, dtype: DType) -> usize {
     };
     collective as usize * DTYPES.len() + dtype
 }
+
+#[cfg(test)]
+mod tests;

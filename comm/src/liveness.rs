@@ -46,7 +46,7 @@ impl Lifelines {
 
     /// Whether the process of `rank` has ended (or closed its end when it left).
     pub(crate) fn has_ended(&self, rank: usize) -> bool {
-        self.watched[rank].as_ref().is_some_and(|pipe| is_at_end(pipe))
+        self.watched[rank].as_ref().is_some_and(is_at_end)
     }
 }
 

@@ -25,7 +25,7 @@
 //! the sleepers of the flag, looks again, and only then calls the futex; a publisher stores its
 //! flag, then reads the count. Both are sequentially consistent, so one of them sees the other.
 //!
-//! Start with [`Channel::prepare`]; `tests` explores all interleavings of a small model.
+//! Start with [`Channel::prepare`]; `protocol/tests.rs` explores all interleavings of a small model.
 
 use std::{
     sync::{
@@ -349,3 +349,6 @@ impl Drop for Channel {
         self.region.wake_all();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,8 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a rank with its own processor spins: longer than the usual skew between ranks.
-const SPIN_TIME: Duration = Duration::from_micros(200);
+/// How long a rank with its own processor only looks: as long as a small collective takes.
+const SPIN_TIME: Duration = Duration::from_micros(20);
+/// How long it then goes on looking, but lets others run in between: longer than the usual skew
+/// between ranks. There are others if ranks have several threads, or the machine other work.
+const YIELD_TIME: Duration = Duration::from_micros(200);
 /// Looks between two looks at the clock.
 const SPINS: u32 = 64;
 /// Turns given to others before sleeping, if ranks share processors.
@@ -23,40 +26,39 @@ const LONGEST_NAP: Duration = Duration::from_millis(16);
 /// How a rank waits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
-    spin_time: Duration,
-    yields: u32,
+    is_crowded: bool,
 }
 
 impl Patience {
     pub(crate) fn for_world(world_size: usize) -> Self {
         let processors = thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        if world_size <= processors {
-            Self { spin_time: SPIN_TIME, yields: 0 }
-        } else {
-            Self { spin_time: Duration::ZERO, yields: YIELDS }
-        }
+        Self { is_crowded: world_size > processors }
     }
 
     /// Looks at `is_done` for a while; returns whether it became true.
     pub(crate) fn spin(self, is_done: impl Fn() -> bool) -> bool {
-        if self.spin_time > Duration::ZERO {
-            let start = Instant::now();
-            loop {
-                for _ in 0..SPINS {
-                    if is_done() {
-                        return true;
-                    }
-                    hint::spin_loop();
+        if self.is_crowded {
+            return (0..YIELDS).any(|_| {
+                thread::yield_now();
+                is_done()
+            });
+        }
+        let start = Instant::now();
+        loop {
+            for _ in 0..SPINS {
+                if is_done() {
+                    return true;
                 }
-                if start.elapsed() >= self.spin_time {
-                    break;
-                }
+                hint::spin_loop();
+            }
+            let elapsed = start.elapsed();
+            if elapsed >= YIELD_TIME {
+                return false;
+            }
+            if elapsed >= SPIN_TIME {
+                thread::yield_now();
             }
         }
-        (0..self.yields).any(|_| {
-            thread::yield_now();
-            is_done()
-        })
     }
 
     pub(crate) fn first_nap(self) -> Duration {

@@ -218,8 +218,9 @@ mod tests {
 
     #[test]
     fn chunks_cover_everything_once() {
-        assert_eq!(chunks(0, 4).collect::<Vec<_>>(), [0..0]);
-        assert_eq!(chunks(4, 4).collect::<Vec<_>>(), [0..4]);
-        assert_eq!(chunks(9, 4).collect::<Vec<_>>(), [0..4, 4..8, 8..9]);
+        let bounds = |length| chunks(length, 4).map(|chunk| (chunk.start, chunk.end));
+        assert_eq!(bounds(0).collect::<Vec<_>>(), [(0, 0)]);
+        assert_eq!(bounds(4).collect::<Vec<_>>(), [(0, 4)]);
+        assert_eq!(bounds(9).collect::<Vec<_>>(), [(0, 4), (4, 8), (8, 9)]);
     }
 }
