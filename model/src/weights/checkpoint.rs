@@ -26,7 +26,7 @@ pub(super) const SINGLE_NAME: &str = "model.safetensors";
 /// Kimi-K2.5's index has 30 MB.
 const INDEX_BYTES_MAX: u64 = 1 << 30;
 
-/// The named tensors of a checkpoint. Cloning is not needed: ranks that are threads share one.
+/// The named tensors of a checkpoint. Ranks that are threads of one process share one.
 #[derive(Debug)]
 pub struct Checkpoint {
     name: String,

@@ -43,6 +43,10 @@ pub struct DraftWeights {
 
 /// Attention of a draft layer.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one per layer, and it is never moved about"
+)]
 pub enum DraftAttention {
     /// Grouped-query attention, as in Llama.
     Llama(GroupedAttentionWeights),

@@ -62,6 +62,10 @@ pub struct AttentionWeights {
 
 /// How queries are made.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one per layer, and it is never moved about"
+)]
 pub enum Query {
     /// Directly: `[Nh * (dn + dr), H]`.
     Full(Weight),
@@ -78,6 +82,10 @@ pub enum Query {
 
 /// What follows attention in a layer.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one per layer, and it is never moved about"
+)]
 pub enum Ffn {
     /// One MLP.
     Dense(MlpWeights),
