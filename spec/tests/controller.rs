@@ -1,26 +1,13 @@
 //! The controller in synthetic worlds whose costs and acceptance are known, so that its speed can be
 //! compared with that of the best fixed plan.
 
+mod random;
+
 use paceline_spec::{Controller, ControllerOptions, Limits, Plan, RoundOutcome, TreeParameters};
+use random::Random;
 
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn uniform(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
-    }
-
-    fn between(&mut self, low: f64, high: f64) -> f64 {
-        low + (high - low) * self.uniform()
-    }
+fn between(random: &mut Random, low: f64, high: f64) -> f64 {
+    low + (high - low) * random.uniform()
 }
 
 /// Costs in milliseconds, acceptance by depth.
@@ -141,7 +128,7 @@ impl Run {
 
     fn noise(&mut self) -> f64 {
         let outlier = if self.random.uniform() < 0.01 { 10.0 } else { 1.0 };
-        self.random.between(0.95, 1.05) * outlier
+        between(&mut self.random, 0.95, 1.05) * outlier
     }
 }
 
@@ -256,21 +243,21 @@ fn random_world(random: &mut Random) -> World {
     let mut cost = 5.0;
     for width in [1, 2, 3, 4, 5, 6, 7, 8, 16] {
         pass.push((width, cost));
-        let jump = if random.uniform() < 0.2 { random.between(0.0, 2.0) } else { 0.0 };
-        cost += random.between(0.0, 1.0) + jump;
+        let jump = if random.uniform() < 0.2 { between(random, 0.0, 2.0) } else { 0.0 };
+        cost += between(random, 0.0, 1.0) + jump;
     }
-    let chain = random.between(0.0, 0.95);
-    let slope = random.between(0.8, 1.0);
+    let chain = between(random, 0.0, 0.95);
+    let slope = between(random, 0.8, 1.0);
     let chain: Vec<f64> = (0..7).map(|level| chain * f64::powi(slope, level)).collect();
-    let gain = random.between(0.0, 0.6);
+    let gain = between(random, 0.0, 0.6);
     let tree = chain.iter().map(|rate| rate + gain * (1.0 - rate)).collect();
     World {
         name: "random",
         pass,
-        draft_fixed: random.between(0.0, 0.5),
-        draft_level: random.between(0.05, 1.0),
-        tree_level: random.between(0.1, 1.5),
-        catch_up_row: random.between(0.0, 0.05),
+        draft_fixed: between(random, 0.0, 0.5),
+        draft_level: between(random, 0.05, 1.0),
+        tree_level: between(random, 0.1, 1.5),
+        catch_up_row: between(random, 0.0, 0.05),
         chain,
         tree,
     }
@@ -353,10 +340,7 @@ fn limits_are_kept_and_decisions_repeat() {
     let mut random = Random(3);
     let mut runs = [Run::new(&options, 1), Run::new(&options, 1)];
     for round in 0..3000 {
-        let limits = Limits {
-            depth_max: (random.next() % 9) as usize,
-            width_max: (random.next() % 20) as usize,
-        };
+        let limits = Limits { depth_max: random.below(9), width_max: random.below(20) };
         let plans = runs.each_mut().map(|run| run.controller.decide(limits));
         assert_eq!(plans[0], plans[1]);
         let plan = plans[0];
