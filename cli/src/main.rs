@@ -1,1 +1,28 @@
-fn main() {}
+//! The `paceline` program: arguments in [`args`], one file a command in [`command`].
+
+mod args;
+mod command;
+mod output;
+mod ranks;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Arguments, Command};
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let outcome = match arguments.command {
+        Command::Generate(arguments) => command::generate::run(&arguments),
+        Command::Inspect(arguments) => command::inspect::run(&arguments),
+        Command::Doctor(arguments) => command::doctor::run(&arguments),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("paceline: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -60,3 +60,10 @@ pub enum RuntimeError {
 
 /// Result with this crate's error.
 pub type Result<T> = std::result::Result<T, RuntimeError>;
+
+impl RuntimeError {
+    /// Whether this only says that another rank failed, not why.
+    pub(crate) fn is_connection(&self) -> bool {
+        matches!(self, Self::Comm(_) | Self::Model(ModelError::Comm(_)))
+    }
+}

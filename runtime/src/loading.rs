@@ -1,8 +1,8 @@
 //! From files to a running group of ranks.
 
 use std::{
-    sync::{Arc, Mutex},
-    thread,
+    sync::Arc,
+    thread::{self, JoinHandle},
 };
 
 use paceline_comm::{Communicator, Group, GroupOptions, in_process};
@@ -72,18 +72,20 @@ impl Plan {
     }
 
     /// Loads one rank's shard.
-    fn rank(&self, options: &EngineOptions, group: Group, progress: Progress<'_>) -> Result<Rank> {
+    fn rank(
+        &self,
+        options: &EngineOptions,
+        communicator: Communicator,
+        progress: Progress<'_>,
+    ) -> Result<Rank> {
+        let ranks = communicator.world_size();
         let parallel = Parallel {
-            tensor: group.world_size(),
-            rank: group.rank().0,
+            tensor: ranks,
+            rank: communicator.rank().0,
             expert_parallel: options.expert_parallel,
         };
-        let stream = Stream::host(threads(options, &group))?;
+        let stream = Stream::host(threads(options, ranks))?;
         let weights = ModelWeights::load(&self.checkpoint, &self.config, &parallel, progress)?;
-        let communicator = match parallel.tensor {
-            1 => Communicator::alone(),
-            _ => Communicator::connect(group, None)?,
-        };
         let (config, model_options) = (self.config.clone(), self.model_options.clone());
         let model = Model::new(config, weights, &parallel, communicator, stream, model_options)?;
         Ok(Rank::new(model, self.slots()))
@@ -122,55 +124,88 @@ pub(crate) fn lead(
     progress: Progress<'_>,
 ) -> Result<(Leader, Option<Drafter>)> {
     let plan = Arc::new(plan);
-    let mut groups = match ranks {
-        Ranks::Process(group) => vec![group],
+    let (communicator, mut threads) = match ranks {
+        Ranks::Process(communicator) => (communicator, RankThreads::default()),
+        Ranks::Threads { count: 1, .. } => (Communicator::alone(), RankThreads::default()),
         Ranks::Threads { count, timeout } => {
-            in_process(count, &GroupOptions { timeout, ..GroupOptions::default() })?
+            let group = GroupOptions { timeout, ..GroupOptions::default() };
+            let mut groups = in_process(count, &group)?;
+            let others = groups.split_off(1);
+            let threads = RankThreads::start(&plan, options, others)?;
+            let group = groups.pop().expect("rank 0 was kept");
+            (Communicator::connect(group, None)?, threads)
         }
     };
-    let others = groups.split_off(1);
-    let failures = Arc::new(Mutex::new(Vec::new()));
-    let mut threads = Vec::new();
-    for group in others {
-        let (plan, options) = (Arc::clone(&plan), options.clone());
-        let failures = Arc::clone(&failures);
-        let rank = group.rank().0;
-        let serve = move || {
-            let loaded = plan.rank(&options, group, &mut |_, _| {});
-            let loaded = loaded.inspect_err(|error| {
-                let mut failures = failures.lock().unwrap_or_else(|broken| broken.into_inner());
-                failures.push((rank, error.to_string()));
-            })?;
-            loaded.serve()
-        };
-        let builder = thread::Builder::new().name(format!("rank-{rank}"));
-        let thread = builder.spawn(serve).map_err(|error| RuntimeError::RankFailed {
-            rank,
-            reason: format!("its thread could not be started ({error}); use fewer ranks"),
-        })?;
-        threads.push(thread);
-    }
-    let group = groups.pop().expect("rank 0 was kept");
-    let rank = plan.rank(options, group, progress).map_err(|error| {
-        let failures = failures.lock().unwrap_or_else(|broken| broken.into_inner());
-        match failures.first() {
-            Some((rank, reason)) => {
-                RuntimeError::RankFailed { rank: *rank, reason: reason.clone() }
-            }
-            None => error,
-        }
-    })?;
+    let rank = match plan.rank(options, communicator, progress) {
+        Ok(rank) => rank,
+        Err(error) => return Err(threads.explain(error)),
+    };
     let leader = Leader::new(rank, threads);
     let drafter = plan.drafter(options, leader.model())?;
     Ok((leader, drafter))
+}
+
+/// Ranks 1 and up as threads of this process.
+#[derive(Default)]
+pub(crate) struct RankThreads {
+    handles: Vec<Option<JoinHandle<Result<()>>>>,
+}
+
+impl RankThreads {
+    fn start(plan: &Arc<Plan>, options: &EngineOptions, groups: Vec<Group>) -> Result<Self> {
+        let mut threads = Self::default();
+        for group in groups {
+            let (plan, options, rank) = (Arc::clone(plan), options.clone(), group.rank().0);
+            let serve = move || {
+                let communicator = Communicator::connect(group, None)?;
+                plan.rank(&options, communicator, &mut |_, _| {})?.serve()
+            };
+            let builder = thread::Builder::new().name(format!("rank-{rank}"));
+            let handle = builder.spawn(serve).map_err(|error| RuntimeError::RankFailed {
+                rank,
+                reason: format!("its thread could not be started ({error}); use fewer ranks"),
+            })?;
+            threads.handles.push(Some(handle));
+        }
+        Ok(threads)
+    }
+
+    /// What went wrong, if `error` only says that some rank is gone: the error of a thread that
+    /// ended for a reason of its own.
+    pub(crate) fn explain(&mut self, error: RuntimeError) -> RuntimeError {
+        if !error.is_connection() {
+            return error;
+        }
+        for (index, slot) in self.handles.iter_mut().enumerate() {
+            let Some(handle) = slot.take_if(|handle| handle.is_finished()) else { continue };
+            let reason = match handle.join() {
+                Ok(Ok(())) => continue,
+                Ok(Err(other)) if other.is_connection() => continue,
+                Ok(Err(other)) => other.to_string(),
+                Err(_) => "it panicked; please report this as a bug".to_owned(),
+            };
+            return RuntimeError::RankFailed { rank: index + 1, reason };
+        }
+        error
+    }
+}
+
+impl Drop for RankThreads {
+    /// Waits for the threads, which end when rank 0 tells them to or leaves.
+    fn drop(&mut self) {
+        for handle in self.handles.drain(..).flatten() {
+            // A failure was reported to rank 0 as its own.
+            let _ = handle.join();
+        }
+    }
 }
 
 /// Serves as a rank other than 0 until rank 0 says stop.
 ///
 /// # Errors
 /// What this rank cannot load, or the failure of any rank.
-pub fn serve(options: &EngineOptions, group: Group) -> Result<()> {
-    Plan::new(options)?.rank(options, group, &mut |_, _| {})?.serve()
+pub fn serve(options: &EngineOptions, communicator: Communicator) -> Result<()> {
+    Plan::new(options)?.rank(options, communicator, &mut |_, _| {})?.serve()
 }
 
 fn context_max(options: &EngineOptions, config: &ModelConfig) -> Result<usize> {
@@ -193,11 +228,11 @@ fn tree_rows_max(options: &EngineOptions) -> usize {
 }
 
 /// Threads of one rank: its share of the cores, unless told otherwise.
-fn threads(options: &EngineOptions, group: &Group) -> usize {
+fn threads(options: &EngineOptions, ranks: usize) -> usize {
     match options.threads {
         0 => {
             let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get);
-            (cores / group.world_size()).max(1)
+            (cores / ranks).max(1)
         }
         asked => asked,
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use paceline_comm::Group;
+use paceline_comm::Communicator;
 use paceline_kernels::DType;
 use paceline_model::weights::Source;
 use paceline_spec::TreeParameters;
@@ -68,5 +68,5 @@ pub enum Ranks {
         timeout: Duration,
     },
     /// This process is one rank of a group of processes.
-    Process(Group),
+    Process(Communicator),
 }

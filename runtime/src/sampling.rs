@@ -19,7 +19,7 @@ use crate::{
 ///
 /// # Errors
 /// [`RuntimeError::Request`] naming the parameter.
-pub fn check(sampling: &Sampling) -> Result<()> {
+pub(crate) fn check(sampling: &Sampling) -> Result<()> {
     let refuse = |what, value: f32, limit: &str| {
         Err(RuntimeError::Request {
             what,

@@ -57,21 +57,34 @@ impl ChatTemplate {
     /// configuration errors, and [`ModelError::Template`].
     pub fn from_dir(directory: impl AsRef<Path>) -> Result<Self, ModelError> {
         let directory = directory.as_ref();
-        let missing = || ModelError::TemplateMissing { path: directory.to_owned() };
-        let config_path = directory.join("tokenizer_config.json");
-        let config = match config_path.exists() {
-            true => {
-                parse_object(&read_text(&config_path, CONFIG_BYTES_MAX)?, "tokenizer_config.json")?
-            }
-            false => Map::new(),
+        let text = |name: &str| {
+            let path = directory.join(name);
+            path.exists().then(|| read_text(&path, CONFIG_BYTES_MAX)).transpose()
+        };
+        let (template, config) = (text("chat_template.jinja")?, text("tokenizer_config.json")?);
+        Self::from_texts(template.as_deref(), config.as_deref())?
+            .ok_or_else(|| ModelError::TemplateMissing { path: directory.to_owned() })
+    }
+
+    /// Takes the template of the contents of `chat_template.jinja` and `tokenizer_config.json`,
+    /// where there are such files; `None` if there is no template in them.
+    ///
+    /// # Errors
+    /// The JSON and configuration errors, and [`ModelError::Template`].
+    pub fn from_texts(
+        template: Option<&str>,
+        tokenizer_config: Option<&str>,
+    ) -> Result<Option<Self>, ModelError> {
+        let config = match tokenizer_config {
+            Some(text) => parse_object(text, "tokenizer_config.json")?,
+            None => Map::new(),
         };
         let specials = read_specials(&config);
-        let file = directory.join("chat_template.jinja");
-        if file.exists() {
-            return Self::jinja(&read_text(&file, CONFIG_BYTES_MAX)?, None, specials);
+        if let Some(template) = template {
+            return Self::jinja(template, None, specials).map(Some);
         }
-        let (general, with_tools) = read_templates(&config)?.ok_or_else(missing)?;
-        Self::jinja(&general, with_tools.as_deref(), specials)
+        let Some((general, with_tools)) = read_templates(&config)? else { return Ok(None) };
+        Self::jinja(&general, with_tools.as_deref(), specials).map(Some)
     }
 
     /// The built-in form of a Kimi model.

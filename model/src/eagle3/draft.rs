@@ -98,9 +98,7 @@ impl Draft {
         dtype: DType,
         rows_max: usize,
     ) -> Result<Self, ModelError> {
-        let mismatch = |what, draft, target| {
-            Err(ModelError::DraftMismatch { what, draft, target })
-        };
+        let mismatch = |what, draft, target| Err(ModelError::DraftMismatch { what, draft, target });
         if config.target_hidden != target.hidden {
             return mismatch("target hidden width", config.target_hidden, target.hidden);
         }

@@ -58,8 +58,7 @@ impl FfnWorkspace {
         let experts = moe.map_or(0, |moe| moe.experts);
         let routing = moe.map(|moe| {
             let per_token = moe.experts_per_token;
-            let scratch =
-                MoeScratch::for_rows(rows_max, per_token, experts, hidden, expert_width);
+            let scratch = MoeScratch::for_rows(rows_max, per_token, experts, hidden, expert_width);
             (Routing::with_capacity(rows_max, per_token), scratch, router_parameters(moe))
         });
         Self {

@@ -6,7 +6,10 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 
 use super::Checkpoint;
+use crate::chat::ChatTemplate;
+use crate::config::ModelConfig;
 use crate::config::file::{CONFIG_BYTES_MAX, read_bytes};
+use crate::tokenizer::Tokenizer;
 use crate::{ModelError, demo};
 
 /// A model's or draft's files.
@@ -92,6 +95,41 @@ impl Source {
             path: PathBuf::from(self.name().as_ref()).join(NAME),
             source: std::io::ErrorKind::NotFound.into(),
         })
+    }
+
+    /// The tokenizer.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::from_dir`].
+    pub fn tokenizer(&self) -> Result<Tokenizer, ModelError> {
+        match self {
+            Self::Directory(directory) => Tokenizer::from_dir(directory),
+            Self::Embedded(files) => match files.text("tokenizer.json") {
+                Some(json) => Tokenizer::from_hf_json(json.as_bytes()),
+                None => Err(ModelError::TokenizerMissing { path: files.name.into() }),
+            },
+        }
+    }
+
+    /// The chat template; Kimi's own forms where a Kimi checkpoint holds none.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::for_checkpoint`].
+    pub fn chat_template(
+        &self,
+        config: &ModelConfig,
+        tokenizer: &Tokenizer,
+    ) -> Result<ChatTemplate, ModelError> {
+        match self {
+            Self::Directory(directory) => {
+                ChatTemplate::for_checkpoint(directory, config, tokenizer)
+            }
+            Self::Embedded(files) => {
+                let template = files.text("chat_template.jinja");
+                ChatTemplate::from_texts(template, files.text("tokenizer_config.json"))?
+                    .ok_or_else(|| ModelError::TemplateMissing { path: files.name.into() })
+            }
+        }
     }
 
     /// Maps the weights.

@@ -1,12 +1,11 @@
 //! Rank 0: starts the other ranks, tells them each pass, and computes its own share.
 
-use std::thread::JoinHandle;
-
 use paceline_kernels::Tensor;
 use paceline_model::forward::Model;
 
 use crate::{
     error::{Result, RuntimeError},
+    loading::RankThreads,
     worker::{
         protocol::{Command, StepPlan, encode_step},
         rank::Rank,
@@ -15,14 +14,15 @@ use crate::{
 
 /// Rank 0 of a group, with the threads of the others if they are threads.
 pub(crate) struct Leader {
+    // Dropped first: leaving the group frees ranks that did not hear of the end.
     rank: Rank,
     message: Vec<u8>,
-    threads: Vec<JoinHandle<Result<()>>>,
+    threads: RankThreads,
 }
 
 impl Leader {
     /// Leads a group. `threads` serve the other ranks of this process.
-    pub(crate) fn new(rank: Rank, threads: Vec<JoinHandle<Result<()>>>) -> Self {
+    pub(crate) fn new(rank: Rank, threads: RankThreads) -> Self {
         Self { rank, message: Vec::new(), threads }
     }
 
@@ -77,36 +77,20 @@ impl Leader {
         outcome.map_err(|error| self.explain(error.into()))
     }
 
-    /// A rank that is a thread of ours may know better what went wrong than its peers, who only
-    /// see it leave.
+    /// A rank that is a thread of ours may know better what went wrong.
     fn explain(&mut self, error: RuntimeError) -> RuntimeError {
-        for (index, thread) in self.threads.iter_mut().enumerate() {
-            if !thread.is_finished() {
-                continue;
-            }
-            // Joining needs the handle; a finished thread is joined at once.
-            let handle = std::mem::replace(thread, std::thread::spawn(|| Ok(())));
-            let reason = match handle.join() {
-                Ok(Ok(())) => continue,
-                Ok(Err(error)) => error.to_string(),
-                Err(_) => "it panicked; please report this as a bug".to_owned(),
-            };
-            return RuntimeError::RankFailed { rank: index + 1, reason };
-        }
-        error
+        self.threads.explain(error)
     }
 }
 
 impl Drop for Leader {
-    /// Tells the others to stop. If that fails, the group is broken and they stop by themselves.
+    /// Tells the others to stop; then their threads are joined. If telling fails, the group is
+    /// broken and they stop by themselves.
     fn drop(&mut self) {
         if self.is_group() {
             Command::Stop.encode(&mut self.message);
             let communicator = self.rank.model_mut().communicator_mut();
             let _ = communicator.broadcast_bytes(&mut self.message, paceline_comm::Rank(0));
-        }
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
         }
     }
 }

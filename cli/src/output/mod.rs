@@ -1,0 +1,5 @@
+//! What people and programs read.
+
+pub(crate) mod progress;
+pub(crate) mod run_report;
+pub(crate) mod units;

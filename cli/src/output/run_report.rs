@@ -1,0 +1,83 @@
+//! What a run did: one line for people, one JSON object for programs.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use paceline_comm::{Collective, Usage};
+use paceline_runtime::{Outcome, Request, Speculation, TokenEvent};
+use serde_json::{Value, json};
+
+/// Calls of all-reduce per back end.
+fn all_reduces(usage: &[Usage]) -> BTreeMap<&'static str, u64> {
+    let reduces = usage.iter().filter(|usage| usage.collective == Collective::AllReduce);
+    reduces.map(|usage| (usage.backend, usage.calls)).collect()
+}
+
+/// The summary line.
+pub(crate) fn summary(outcome: &Outcome, usage: &[Usage], ranks: usize) -> String {
+    let statistics = &outcome.speculation;
+    let milliseconds = outcome.timings.first_token.as_secs_f64() * 1e3;
+    let mut line = format!(
+        "{} tokens, {:.0} tok/s, first token after {milliseconds:.0} ms; {} rounds",
+        outcome.tokens.len(),
+        outcome.tokens_per_second(),
+        statistics.rounds(),
+    );
+    if statistics.drafted() > 0 {
+        line += &format!(", {:.2} tokens a round", statistics.mean_acceptance_length());
+    }
+    let reduces = all_reduces(usage);
+    if ranks > 1 {
+        let counts: Vec<_> =
+            reduces.iter().map(|(name, calls)| format!("{name} {calls}")).collect();
+        line += &format!("; {ranks} ranks, all-reduces: {}", counts.join(", "));
+    }
+    line
+}
+
+/// The JSON object.
+pub(crate) fn json(
+    request: &Request,
+    outcome: &Outcome,
+    tokens: &[TokenEvent],
+    usage: &[Usage],
+    load: Duration,
+) -> Value {
+    let timings = &outcome.timings;
+    let statistics = &outcome.speculation;
+    let mut object = json!({
+        "prompt_ids": request.prompt,
+        "token_ids": outcome.tokens,
+        "text": outcome.text,
+        "finish_reason": outcome.finish_reason,
+        "timings": {
+            "load_seconds": load.as_secs_f64(),
+            "prefill_seconds": timings.prefill.as_secs_f64(),
+            "first_token_seconds": timings.first_token.as_secs_f64(),
+            "decode_seconds": timings.decode.as_secs_f64(),
+            "draft_seconds": timings.draft.as_secs_f64(),
+            "verify_seconds": timings.verify.as_secs_f64(),
+            "tokens_per_second": outcome.tokens_per_second(),
+        },
+        "speculation": {
+            "mode": match request.speculation {
+                Speculation::Off => "off",
+                Speculation::Chain(_) => "chain",
+                Speculation::Tree(_) => "tree",
+                Speculation::Auto => "auto",
+            },
+            "rounds": statistics.rounds(),
+            "drafted": statistics.drafted(),
+            "accepted": statistics.accepted(),
+            "mean_acceptance_length": statistics.mean_acceptance_length(),
+            "accepted_by_round": outcome.accepted,
+        },
+        "all_reduce": all_reduces(usage),
+    });
+    if request.logprobs {
+        object["logprobs"] = tokens.iter().map(|token| token.logprob).collect();
+    }
+    if request.top_logits > 0 {
+        object["top_logits"] = tokens.iter().map(|token| json!(token.logits)).collect();
+    }
+    object
+}
