@@ -55,8 +55,8 @@ impl Engine {
         variables: &serde_json::Map<String, serde_json::Value>,
     ) -> Result<String, ModelError> {
         let variable = |value| from_json(value, self.changes_lists);
-        let context: Value =
-            variables.iter().map(|(name, value)| (name.as_str(), variable(value))).collect();
+        let variables = variables.iter().map(|(name, value)| (name.as_str(), variable(value)));
+        let context = Value::from_pairs(variables);
         let template = self.environment.get_template(NAME).map_err(model_error)?;
         template.render(context).map_err(model_error)
     }

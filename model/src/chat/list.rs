@@ -117,10 +117,10 @@ pub(super) fn from_json(value: &serde_json::Value, changeable: bool) -> Value {
                 false => Value::from(items),
             }
         }
-        serde_json::Value::Object(map) => map
-            .iter()
-            .map(|(key, item)| (Value::from(key.as_str()), from_json(item, changeable)))
-            .collect(),
+        serde_json::Value::Object(map) => {
+            let pairs = map.iter().map(|(key, item)| (key.as_str(), from_json(item, changeable)));
+            Value::from_pairs(pairs)
+        }
     }
 }
 
@@ -168,7 +168,7 @@ fn copy(state: &State<'_, '_>, value: &Value, depth: usize) -> Result<Value, Err
                 Ok((key, item))
             });
             let pairs: Result<Vec<(Value, Value)>, Error> = pairs.collect();
-            Ok(pairs?.into_iter().collect())
+            Ok(Value::from_pairs(pairs?))
         }
         _ => Ok(value.clone()),
     }

@@ -26,8 +26,14 @@ impl HuggingFaceTokenizer {
         // Both belong to training batches.
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|error| failed(error.to_string()))?;
-        if !matches!(tokenizer.get_model(), ModelWrapper::BPE(_)) {
-            return Err(failed("its model is not BPE, the only supported one".to_owned()));
+        match tokenizer.get_model() {
+            ModelWrapper::BPE(model) if model.dropout.is_none() => {}
+            ModelWrapper::BPE(_) => {
+                return Err(failed(
+                    "its model drops merges at random; set dropout to null".to_owned(),
+                ));
+            }
+            _ => return Err(failed("its model is not BPE, the only supported one".to_owned())),
         }
         if !matches!(tokenizer.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
             return Err(failed("its decoder is not ByteLevel, the only supported one".to_owned()));

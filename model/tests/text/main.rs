@@ -1,0 +1,35 @@
+//! What a checkpoint's JSON and text files mean: configurations, stop ids, tokenizers and templates.
+
+mod chat;
+mod config;
+mod draft;
+mod kimi;
+mod published;
+mod tokenizer;
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+/// The demo model's directory.
+fn demo_dir() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/demo/stories-moe"))
+}
+
+/// A file of reference values.
+fn reference(name: &str) -> Value {
+    let path = format!("{}/../testdata/{name}", env!("CARGO_MANIFEST_DIR"));
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// The object with keys replaced; a null removes the key.
+fn with(object: &Value, changes: Value) -> Value {
+    let mut changed = object.clone();
+    for (key, value) in changes.as_object().unwrap() {
+        match value {
+            Value::Null => changed.as_object_mut().unwrap().remove(key),
+            value => changed.as_object_mut().unwrap().insert(key.clone(), value.clone()),
+        };
+    }
+    changed
+}
