@@ -35,6 +35,18 @@ struct Process {
 
 impl Process {
     fn start(role: &str, rank: usize, world: usize, method: &str, timeout: Duration) -> Self {
+        Self::start_with(role, rank, world, method, timeout, &[])
+    }
+
+    /// As [`Process::start`], with more variables.
+    fn start_with(
+        role: &str,
+        rank: usize,
+        world: usize,
+        method: &str,
+        timeout: Duration,
+        variables: &[(&str, &str)],
+    ) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "one_rank", "--ignored", "--nocapture", "--test-threads=1"])
             .env("PACELINE_TEST_ROLE", role)
@@ -42,6 +54,7 @@ impl Process {
             .env("PACELINE_TEST_TIMEOUT_MS", timeout.as_millis().to_string())
             .env("RANK", rank.to_string())
             .env("WORLD_SIZE", world.to_string())
+            .envs(variables.iter().copied())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -200,6 +213,31 @@ fn processes_that_met_over_a_file_compute_the_same_as_threads() {
 fn processes_meet_over_tcp() {
     let method = format!("tcp://127.0.0.1:{}", free_port());
     all_say(&mut start_all("leave", 4, &method, LONG), "4");
+}
+
+#[test]
+fn processes_meet_as_torchrun_starts_them() {
+    let torchrun = |port: u16, more: &[(&str, &str)]| {
+        let port = port.to_string();
+        let mut variables = vec![
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_PORT", port.as_str()),
+            ("LOCAL_WORLD_SIZE", "2"),
+        ];
+        variables.extend(more);
+        let mut both =
+            [0, 1].map(|rank| Process::start_with("leave", rank, 2, "env://", LONG, &variables));
+        all_say(&mut both, "2");
+    };
+    torchrun(free_port(), &[]);
+    // Newer versions listen on the port themselves.
+    let agent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = agent.local_addr().unwrap().port();
+    let run = format!("{}", std::process::id());
+    torchrun(
+        port,
+        &[("TORCHELASTIC_USE_AGENT_STORE", "True"), ("TORCHELASTIC_RUN_ID", run.as_str())],
+    );
 }
 
 #[test]
