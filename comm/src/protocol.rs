@@ -25,7 +25,8 @@
 //! the sleepers of the flag, looks again, and only then calls the futex; a publisher stores its
 //! flag, then reads the count. Both are sequentially consistent, so one of them sees the other.
 //!
-//! Start with [`Channel::prepare`]; `protocol/tests.rs` explores all interleavings of a small model.
+//! Start with [`Channel::prepare`]; `protocol/tests.rs` explores all interleavings of a small
+//! model.
 
 use std::{
     sync::{
