@@ -32,6 +32,9 @@ pub(crate) struct ModelArguments {
     /// Directory of the model's EAGLE-3 draft.
     #[arg(long, value_name = "DIR")]
     pub(crate) draft: Option<PathBuf>,
+    /// Residual streams of the target that the draft reads, if its configuration is wrong.
+    #[arg(long, value_name = "L,L,L", value_delimiter = ',', num_args = 1)]
+    pub(crate) capture_points: Option<Vec<usize>>,
     /// Tensor-parallel ranks.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) tp: Option<u16>,
@@ -143,9 +146,6 @@ pub(crate) struct SpeculationArguments {
     #[arg(long, value_name = "D", default_value_t = 4,
           value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) draft_depth: u16,
-    /// Residual streams of the target that the draft reads, if its configuration is wrong.
-    #[arg(long, value_name = "L,L,L", value_delimiter = ',', num_args = 1)]
-    pub(crate) capture_points: Option<Vec<usize>>,
 }
 
 /// How tokens are chosen and when to end.

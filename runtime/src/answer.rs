@@ -20,7 +20,7 @@ pub(crate) struct Answer<'a> {
     stop_ids: Vec<u32>,
     tokens: Vec<u32>,
     text: String,
-    decoder: StreamDecoder,
+    decoder: Option<StreamDecoder>,
     scanner: StopScanner,
     statistics: Statistics,
     accepted: Vec<usize>,
@@ -28,13 +28,17 @@ pub(crate) struct Answer<'a> {
 
 impl<'a> Answer<'a> {
     /// An empty answer.
-    pub(crate) fn new(request: &'a Request, tokenizer: &Tokenizer, stop_ids: Vec<u32>) -> Self {
+    pub(crate) fn new(
+        request: &'a Request,
+        tokenizer: Option<&Tokenizer>,
+        stop_ids: Vec<u32>,
+    ) -> Self {
         Self {
             request,
             stop_ids,
             tokens: Vec::new(),
             text: String::new(),
-            decoder: tokenizer.stream(),
+            decoder: tokenizer.map(Tokenizer::stream),
             scanner: StopScanner::new(&request.stop_texts),
             statistics: Statistics::default(),
             accepted: Vec::new(),
@@ -66,7 +70,7 @@ impl<'a> Answer<'a> {
             if self.stop_ids.contains(&id) && !self.request.ignore_eos {
                 return Some(FinishReason::Stop);
             }
-            if let Some(piece) = self.decoder.push(id) {
+            if let Some(piece) = self.decoder.as_mut().and_then(|decoder| decoder.push(id)) {
                 let (text, stopped) = self.scanner.push(&piece);
                 self.text.push_str(&text);
                 if !text.is_empty() && on_event(Event::Text(&text)).is_break() {
@@ -115,7 +119,7 @@ impl<'a> Answer<'a> {
         let stopped_by_text = finish_reason == FinishReason::Stop
             && self.tokens.last().is_none_or(|id| !self.stop_ids.contains(id));
         if !stopped_by_text {
-            let mut rest = self.decoder.flush().unwrap_or_default();
+            let mut rest = self.decoder.as_mut().and_then(StreamDecoder::flush).unwrap_or_default();
             let (text, stopped) = self.scanner.push(&rest);
             rest = text;
             if !stopped {

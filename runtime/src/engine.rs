@@ -6,7 +6,7 @@
 use std::{ops::ControlFlow, time::Instant};
 
 use paceline_comm::Usage;
-use paceline_model::{config::ModelConfig, stop::stop_ids, tokenizer::Tokenizer};
+use paceline_model::{ModelError, config::ModelConfig, stop::stop_ids, tokenizer::Tokenizer};
 use paceline_spec::{Controller, ControllerOptions, Limits, Plan, RoundOutcome};
 
 use crate::{
@@ -26,7 +26,7 @@ use crate::{
 pub struct Engine {
     leader: Leader,
     drafter: Option<Drafter>,
-    tokenizer: Tokenizer,
+    tokenizer: Option<Tokenizer>,
     stop_ids: Vec<u32>,
     pages: PageAllocator,
     options: EngineOptions,
@@ -45,8 +45,14 @@ impl Engine {
     /// Everything that can be wrong with files, settings, machine and ranks.
     pub fn load(options: EngineOptions, ranks: Ranks, progress: Progress<'_>) -> Result<Self> {
         let plan = loading::Plan::new(&options)?;
-        let tokenizer = options.model.tokenizer()?;
-        tokenizer.check_vocabulary(plan.config.vocabulary)?;
+        let tokenizer = match options.model.tokenizer() {
+            // Prompts and answers are then token ids only.
+            Err(ModelError::TokenizerMissing { .. }) => None,
+            found => Some(found?),
+        };
+        if let Some(tokenizer) = &tokenizer {
+            tokenizer.check_vocabulary(plan.config.vocabulary)?;
+        }
         let generation = options.model.text("generation_config.json")?;
         let stop_ids = stop_ids(&plan.config, generation.as_deref())?;
         let pages = PageAllocator::new(plan.slots() / PAGE_ROWS);
@@ -80,9 +86,9 @@ impl Engine {
         &self.options
     }
 
-    /// The model's tokenizer.
-    pub fn tokenizer(&self) -> &Tokenizer {
-        &self.tokenizer
+    /// The model's tokenizer; `None` if its files hold none, and only token ids can be used.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer.as_ref()
     }
 
     /// Tokens that end an answer.
@@ -145,7 +151,7 @@ impl Engine {
     ) -> Result<Outcome> {
         let started = Instant::now();
         let mut sampler = Sampler::new(request.sampling);
-        let mut answer = Answer::new(request, &self.tokenizer, self.stop_ids.clone());
+        let mut answer = Answer::new(request, self.tokenizer.as_ref(), self.stop_ids.clone());
         let speculates = request.speculation != Speculation::Off;
         let mut timings = Timings::default();
         let flow = self.prefill(request, sequence, on_event)?;

@@ -133,7 +133,7 @@ fn engine_options(arguments: &GenerateArguments) -> Result<EngineOptions> {
     options.threads = engine.threads.map_or(0, usize::from);
     options.context_max = engine.context.unwrap_or(0);
     options.prefill_rows = engine.prefill_rows;
-    options.capture_points = arguments.speculation.capture_points.clone();
+    options.capture_points = arguments.model.capture_points.clone();
     match speculation(&arguments.speculation, options.draft.is_some())? {
         Speculation::Chain(drafted) => {
             options.chain_drafted_max = options.chain_drafted_max.max(drafted);
@@ -187,7 +187,9 @@ fn prompt_ids(arguments: &PromptArguments, engine: &Engine) -> Result<Vec<u32>> 
     if let Some(ids) = &arguments.token_ids {
         return Ok(ids.clone());
     }
-    let tokenizer = engine.tokenizer();
+    let tokenizer = engine
+        .tokenizer()
+        .context("this checkpoint has no tokenizer: add its files, or give --token-ids")?;
     let Some(chat) = &arguments.chat else {
         return Ok(tokenizer.encode(&prompt_text(arguments)?)?);
     };

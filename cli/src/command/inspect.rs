@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use comfy_table::Table;
 use paceline_model::{
+    ModelError,
     config::ModelConfig,
     eagle3::config::DraftConfig,
     weights::{Report, Source},
@@ -22,7 +23,8 @@ pub(crate) fn run(arguments: &InspectArguments) -> Result<ExitCode> {
     let report = Report::of_source(&model, ranks, expert_parallel);
     let mut problems = report.problems.clone();
     problems.extend(text_problems(&model, config.as_ref()));
-    let drafted = draft.as_ref().map(|source| inspect_draft(source, config.as_ref()));
+    let points = arguments.model.capture_points.as_deref();
+    let drafted = draft.as_ref().map(|source| inspect_draft(source, config.as_ref(), points));
     let draft_problems = drafted.iter().flat_map(|(_, problems)| problems.clone());
     problems.extend(draft_problems.map(|problem| format!("draft: {problem}")));
     if arguments.json {
@@ -34,18 +36,26 @@ pub(crate) fn run(arguments: &InspectArguments) -> Result<ExitCode> {
     Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Tokenizer and stop ids; weights are the report's.
+/// Tokenizer and stop ids; weights are the report's. Without a tokenizer a model still runs.
 fn text_problems(source: &Source, config: Option<&ModelConfig>) -> Vec<String> {
     let Some(config) = config else { return Vec::new() };
-    let checked = source.tokenizer().and_then(|tokenizer| {
-        tokenizer.check_vocabulary(config.vocabulary)?;
+    let tokenizer = match source.tokenizer() {
+        Err(ModelError::TokenizerMissing { .. }) => Ok(()),
+        Err(error) => Err(error),
+        Ok(tokenizer) => tokenizer.check_vocabulary(config.vocabulary),
+    };
+    let checked = tokenizer.and_then(|()| {
         let generation = source.text("generation_config.json")?;
         paceline_model::stop::stop_ids(config, generation.as_deref())
     });
     checked.err().map(|error| error.to_string()).into_iter().collect()
 }
 
-fn inspect_draft(source: &Source, target: Option<&ModelConfig>) -> (Value, Vec<String>) {
+fn inspect_draft(
+    source: &Source,
+    target: Option<&ModelConfig>,
+    points: Option<&[usize]>,
+) -> (Value, Vec<String>) {
     let mut problems = Vec::new();
     let config = source.config().and_then(|text| DraftConfig::from_json(&text));
     let config = match config {
@@ -65,7 +75,7 @@ fn inspect_draft(source: &Source, target: Option<&ModelConfig>) -> (Value, Vec<S
         "draft_vocabulary": config.draft_vocabulary,
     });
     if let Some(target) = target {
-        match config.capture_points(target.layers, None) {
+        match config.capture_points(target.layers, points) {
             Ok(points) => facts["capture_points"] = json!(points),
             Err(error) => problems.push(error.to_string()),
         }
