@@ -1,8 +1,8 @@
-//! Verification: which drafted tokens the target keeps, and the token it adds. The invariant: what is
-//! emitted has exactly the law of plain decoding, whatever was drafted.
+//! Verification: which drafted tokens the target keeps, and the token it adds. The invariant: what
+//! is emitted has exactly the law of plain decoding, whatever was drafted.
 //!
-//! Under tensor parallelism, decide on one rank and broadcast, or make sure that all ranks see equal
-//! bits.
+//! Under tensor parallelism, decide on one rank and broadcast, or make sure that all ranks see
+//! equal bits.
 
 mod greedy;
 mod sampled;

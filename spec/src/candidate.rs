@@ -49,22 +49,47 @@ pub fn top_k_log_softmax(
     Ok(())
 }
 
-/// The `k` largest logits by insertion: nearly every entry fails the first comparison.
+/// The `k` largest logits by insertion. Nearly every block fails the first comparison, which is
+/// vector code.
 fn select(logits: &[f32], k: usize, out: &mut Vec<Candidate>) {
-    for (token, &logit) in logits.iter().enumerate() {
-        // Both tests turn NaN away.
-        if out.len() == k {
-            if logit > out[k - 1].log_probability {
-                out.pop();
-            } else {
+    const BLOCK: usize = 64;
+    for (block, values) in logits.chunks(BLOCK).enumerate() {
+        if let Some(worst) = out.get(k - 1) {
+            let best = maximum(values);
+            if best <= worst.log_probability {
                 continue;
             }
-        } else if logit.is_nan() {
-            continue;
         }
-        let place = out.partition_point(|chosen| chosen.log_probability >= logit);
-        out.insert(place, Candidate { token: token as TokenId, log_probability: logit });
+        for (index, &logit) in values.iter().enumerate() {
+            // Both tests turn NaN away.
+            if out.len() == k {
+                if logit > out[k - 1].log_probability {
+                    out.pop();
+                } else {
+                    continue;
+                }
+            } else if logit.is_nan() {
+                continue;
+            }
+            let token = (block * BLOCK + index) as TokenId;
+            let place = out.partition_point(|chosen| chosen.log_probability >= logit);
+            out.insert(place, Candidate { token, log_probability: logit });
+        }
     }
+}
+
+/// The largest value; NaN is passed over.
+fn maximum(values: &[f32]) -> f32 {
+    const LANES: usize = 16;
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let mut chunks = values.chunks_exact(LANES);
+    for chunk in &mut chunks {
+        for (lane, &value) in lanes.iter_mut().zip(chunk) {
+            *lane = larger(*lane, value);
+        }
+    }
+    lanes.iter().chain(chunks.remainder()).copied().fold(f32::NEG_INFINITY, larger)
 }
 
 /// Σ exp(logit - max). Sixteen running sums, so that the compiler can use vector registers.
@@ -114,4 +139,80 @@ fn exponential(x: f32) -> f32 {
     // The lowest bits of `rounded` are n in two's complement: this is 2^n.
     let scale = f32::from_bits((rounded.to_bits() << 23).wrapping_add(127 << 23));
     if x < -86.0 { 0.0 } else { series * scale }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The obvious way: a full sort and the library's functions in f64.
+    fn obvious(logits: &[f32], k: usize) -> Vec<(TokenId, f64)> {
+        let mut order: Vec<usize> = (0..logits.len()).collect();
+        // A stable sort leaves equal logits, 0 and -0 among them, by index.
+        order.sort_by(|&a, &b| logits[b].partial_cmp(&logits[a]).expect("no NaN"));
+        let max = f64::from(logits[order[0]]);
+        let sum: f64 = logits.iter().map(|&logit| (f64::from(logit) - max).exp()).sum();
+        let log_probability = |token: usize| f64::from(logits[token]) - max - sum.ln();
+        order[..k].iter().map(|&token| (token as TokenId, log_probability(token))).collect()
+    }
+
+    fn logits(count: usize, scale: f32) -> Vec<f32> {
+        // Steps of 1/8 in a range that makes ties common.
+        (0..count).map(|i| scale * ((i * 7919 % 1009) as f32 / 8.0 - 60.0)).collect()
+    }
+
+    #[test]
+    fn equals_a_full_sort_and_the_library() {
+        let mut out = Vec::new();
+        for count in [1, 2, 15, 16, 17, 1009, 1025, 5000] {
+            for scale in [0.0, 0.01, 0.3, 2.0] {
+                let logits = logits(count, scale);
+                for k in [0, 1, count.min(3), count.min(10)] {
+                    top_k_log_softmax(&logits, k, &mut out).expect("finite logits");
+                    assert_eq!(out.len(), k);
+                    for (got, (token, log_probability)) in out.iter().zip(obvious(&logits, k)) {
+                        assert_eq!(got.token, token, "{count} logits, scale {scale}");
+                        let error = (f64::from(got.log_probability) - log_probability).abs();
+                        let bound = 1e-6 * (1.0 + log_probability.abs());
+                        assert!(error < bound, "{count} logits, scale {scale}: {error:e}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_exponential_is_accurate() {
+        for step in 0..100_000 {
+            let x = -86.0 * (step as f32 / 100_000.0);
+            let exact = f64::from(x).exp();
+            let error = (f64::from(exponential(x)) - exact).abs() / exact;
+            assert!(error < 3e-7, "exp({x}) is off by {error:e}");
+        }
+        assert_eq!(exponential(0.0), 1.0);
+        assert_eq!(exponential(-1000.0), 0.0);
+        assert_eq!(exponential(f32::NEG_INFINITY), 0.0);
+    }
+
+    #[test]
+    fn rows_without_a_softmax_are_refused() {
+        let mut out = Vec::new();
+        for logits in [[0.0, f32::NAN, 1.0], [0.0, f32::INFINITY, 1.0], [f32::NEG_INFINITY; 3]] {
+            let error = top_k_log_softmax(&logits, 2, &mut out).expect_err("no softmax");
+            assert_eq!(error, SpecError::LogitsInvalid { vocabulary: 3 });
+            assert!(out.is_empty());
+        }
+        let error = top_k_log_softmax(&[0.0; 3], 4, &mut out).expect_err("three tokens");
+        assert_eq!(error, SpecError::VocabularyTooSmall { k: 4, vocabulary: 3 });
+    }
+
+    #[test]
+    fn excluded_tokens_come_last() {
+        let mut out = Vec::new();
+        let logits = [f32::NEG_INFINITY, 1.0, f32::NEG_INFINITY, 1.0];
+        top_k_log_softmax(&logits, 3, &mut out).expect("two tokens are possible");
+        assert_eq!(out.iter().map(|best| best.token).collect::<Vec<_>>(), [1, 3, 0]);
+        assert!((out[0].log_probability - 0.5_f32.ln()).abs() < 1e-6);
+        assert_eq!(out[2].log_probability, f32::NEG_INFINITY);
+    }
 }

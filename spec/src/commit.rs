@@ -1,5 +1,6 @@
-//! Compaction of the KV cache after a round. The invariant: doing the copies one after the other, in
-//! order, leaves the path's rows in consecutive slots and reads no row that an earlier copy wrote.
+//! Compaction of the KV cache after a round. The invariant: doing the copies one after the other,
+//! in order, leaves the path's rows in consecutive slots and reads no row that an earlier copy
+//! wrote.
 
 use crate::SpecError;
 

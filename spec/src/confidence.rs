@@ -7,17 +7,18 @@ use crate::{DraftTree, SpecError};
 /// The part of `tree` that makes the most expected tokens a unit of cost.
 ///
 /// `scores` holds each node's cumulative log-probability under the draft, the root's 0 first (see
-/// [`TreeBuilder::scores`](crate::TreeBuilder::scores)); exp(score) is taken as the probability that
-/// the node is accepted. `cost(w)` is the cost of a round whose target pass has w tokens, in any
-/// unit, for w = 1 to the tree's nodes: include what the round has cost before, such as the drafting
-/// that is already done. Equal gains go to the smaller tree; the root always stays.
+/// [`TreeBuilder::scores`](crate::TreeBuilder::scores)); exp(score) is taken as the probability
+/// that the node is accepted. `cost(w)` is the cost of a round whose target pass has w tokens, in
+/// any unit, for w = 1 to the tree's nodes: include what the round has cost before, such as the
+/// drafting that is already done. Equal gains go to the smaller tree; the root always stays.
 ///
 /// The draft must be deterministic. Cutting a *sampled* chain by the probability of the very tokens
 /// that were sampled would change the proposal distribution, and verification would no longer be
 /// lossless.
 ///
 /// # Errors
-/// [`SpecError::LengthMismatch`], [`SpecError::CandidateNotANumber`] and [`SpecError::CostInvalid`].
+/// [`SpecError::LengthMismatch`], [`SpecError::CandidateNotANumber`] and
+/// [`SpecError::CostInvalid`].
 pub fn cut_by_confidence(
     tree: &DraftTree,
     scores: &[f32],
@@ -58,8 +59,8 @@ pub fn cut_by_confidence(
     Ok(cut)
 }
 
-/// Nodes by falling score, ties by index. A score above its parent's counts as its parent's, so that
-/// every prefix of the order holds its nodes' parents; the root's counts as 0.
+/// Nodes by falling score, ties by index. A score above its parent's counts as its parent's, so
+/// that every prefix of the order holds its nodes' parents; the root's counts as 0.
 fn order_by_score(tree: &DraftTree, scores: &[f32]) -> Vec<(f32, usize)> {
     let mut order: Vec<(f32, usize)> = Vec::with_capacity(tree.len());
     for (node, &score) in scores.iter().enumerate() {

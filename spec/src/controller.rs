@@ -1,13 +1,13 @@
-//! Chooses before each round how far to draft, zero included, so as to emit the most tokens a second.
-//! The invariant: the choice is a function of the outcomes observed so far; there is no clock and no
-//! random number in here.
+//! Chooses before each round how far to draft, zero included, so as to emit the most tokens a
+//! second. The invariant: the choice is a function of the outcomes observed so far; there is no
+//! clock and no random number in here.
 //!
-//! Two models are learnt: what a target pass of w tokens and a drafting of k levels cost
-//! ([`cost`]: medians, so that noise and rare slow passes do no harm), and how likely each depth is
-//! accepted ([`rate`]). The controller stays with one way of drafting, or with none, and now and
-//! then tries another in a *trial*. Trials are paid from a small allowance that grows with the rounds
-//! done, and wait twice as long after each failure, so that a useless draft costs next to nothing.
-//! Read [`Controller::decide`] and [`Controller::observe`] first.
+//! Two models are learnt: what a target pass of w tokens and a drafting of k levels cost (`cost`:
+//! medians, so that noise and rare slow passes do no harm), and how likely each depth is accepted
+//! (`rate`). The controller stays with one way of drafting, or with none, and now and then tries
+//! another in a *trial*. Trials are paid from a small allowance that grows with the rounds done,
+//! and wait twice as long after each failure, so that a useless draft costs next to nothing. Read
+//! [`Controller::decide`] and [`Controller::observe`] first.
 
 mod cost;
 mod rate;
@@ -35,7 +35,8 @@ const FRESH_ROUNDS: u64 = 512;
 /// Draws from which an estimate of acceptance outlasts the use of its draft.
 const LASTING_DRAWS: f64 = 64.0;
 
-/// What the controller may choose among.
+/// What the controller may choose among. A tree that the engine's usual [`Limits`] leave no room
+/// for is never tried.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ControllerOptions {
     /// The longest chain, in drafted tokens; 0 rules chains out.
@@ -140,13 +141,8 @@ impl Controller {
         if self.trial.is_none() {
             self.trial = self.next_trial(limits);
         }
-        if let Some(trial) = &self.trial {
-            match trial.plan {
-                Plan::Plain => return Plan::Plain,
-                plan if fits(plan, limits) => return plan,
-                // The trial goes on when there is room again.
-                _ => {}
-            }
+        if let Some(plan) = self.trial_within(limits) {
+            return plan;
         }
         self.current.map_or(Plan::Plain, |draft| self.plan_within(draft, limits))
     }

@@ -19,8 +19,8 @@ impl<'a> Distribution<'a> {
         Self { tokens: None, probabilities }
     }
 
-    /// The tokens that can occur, ascending, and their probabilities; all others have 0. The natural
-    /// form after top-k or top-p.
+    /// The tokens that can occur, ascending, and their probabilities; all others have 0. The
+    /// natural form after top-k or top-p.
     ///
     /// # Errors
     /// [`SpecError::LengthMismatch`] and [`SpecError::SparseUnsorted`].
@@ -199,4 +199,73 @@ fn sum_of(values: &[f32]) -> f64 {
         }
     }
     lanes.iter().sum::<f64>() + chunks.remainder().iter().copied().map(f64::from).sum::<f64>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Weights over more than one block, most of them 0.
+    fn row() -> Vec<f32> {
+        let mut row: Vec<f32> =
+            (0..1000).map(|i| if i % 7 == 3 { i as f32 } else { 0.0 }).collect();
+        let sum: f32 = row.iter().sum();
+        row.iter_mut().for_each(|weight| *weight /= sum);
+        row
+    }
+
+    #[test]
+    fn coins_find_the_tokens_of_the_cumulative_distribution() {
+        let row = row();
+        let dense = Distribution::dense(&row);
+        let tokens: Vec<TokenId> = (0..1000).filter(|&token| row[token as usize] > 0.0).collect();
+        let values: Vec<f32> = tokens.iter().map(|&token| row[token as usize]).collect();
+        let sparse = Distribution::sparse(&tokens, &values).expect("sorted");
+        let excluded = [997, 10, 500, 507];
+        let kept = |token: usize| if excluded.contains(&(token as u32)) { 0.0 } else { row[token] };
+        let total: f64 = (0..1000).map(|token| f64::from(kept(token))).sum();
+        let mut below = 0.0;
+        for token in 0..1000 {
+            let weight = f64::from(kept(token)) / total;
+            if weight > 0.0 {
+                // Just inside both ends of the token's share.
+                for coin in [below + 1e-9, below + weight - 1e-9] {
+                    for form in [&dense, &sparse] {
+                        let sampled = form.sample_without(&excluded, coin);
+                        assert_eq!(sampled, Some(token as TokenId));
+                    }
+                }
+            }
+            below += weight;
+        }
+        for form in [&dense, &sparse] {
+            assert_eq!(form.sample(0.0), Some(3));
+            assert_eq!(form.sample(1.0), Some(997), "a coin of 1 is out of range, yet harmless");
+            assert_eq!(form.sample_without(&tokens, 0.5), None);
+            assert_eq!((form.probability(3), form.probability(4)), (row[3], 0.0));
+            assert_eq!(form.probability(5000), 0.0);
+        }
+    }
+
+    #[test]
+    fn the_excess_over_another_distribution() {
+        let p = Distribution::dense(&[0.5, 0.25, 0.25, 0.0]);
+        let (tokens, values) = ([0, 3], [0.75, 0.25]);
+        let q = Distribution::sparse(&tokens, &values).expect("sorted");
+        assert_eq!(
+            [0.0, 0.49, 0.51, 0.99].map(|coin| p.sample_excess(&q, coin)),
+            [Some(1), Some(1), Some(2), Some(2)]
+        );
+        assert_eq!([0.3, 0.99].map(|coin| q.sample_excess(&p, coin)), [Some(0), Some(3)]);
+        assert_eq!(p.sample_excess(&p, 0.5), None);
+    }
+
+    #[test]
+    fn sparse_tokens_ascend() {
+        let wrong = |tokens: &[TokenId]| Distribution::sparse(tokens, &[0.5, 0.5]).map(|_| ());
+        assert_eq!(wrong(&[1, 1]), Err(SpecError::SparseUnsorted { index: 1 }));
+        assert_eq!(wrong(&[2, 1]), Err(SpecError::SparseUnsorted { index: 1 }));
+        assert!(matches!(wrong(&[1]), Err(SpecError::LengthMismatch { expected: 1, got: 2, .. })));
+        assert_eq!(wrong(&[1, 2]), Ok(()));
+    }
 }

@@ -36,8 +36,8 @@ impl Plan {
         }
     }
 
-    /// The same plan cut down to what `limits` allow: fewer levels, fewer nodes, or [`Plan::Plain`].
-    /// For a fixed drafting mode near the end of a context or of the token budget.
+    /// The same plan cut down to what `limits` allow: fewer levels, fewer nodes, or
+    /// [`Plan::Plain`]. For a fixed drafting mode near the end of a context or of the token budget.
     #[must_use]
     pub fn limited(self, limits: Limits) -> Self {
         let depth = self.depth().min(limits.depth_max);

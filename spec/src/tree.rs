@@ -1,5 +1,5 @@
-//! The draft tree: what was drafted below the last emitted token. The invariant: node 0 is the root,
-//! parents precede their children, and no node has two children with the same token.
+//! The draft tree: what was drafted below the last emitted token. The invariant: node 0 is the
+//! root, parents precede their children, and no node has two children with the same token.
 
 use crate::{SpecError, TokenId, TreeMask};
 
@@ -54,8 +54,8 @@ impl DraftTree {
     ///
     /// # Errors
     /// [`SpecError::TreeEmpty`], [`SpecError::LengthMismatch`], [`SpecError::TreeTooLarge`],
-    /// [`SpecError::ParentInvalid`] unless the root alone has no parent and every other parent comes
-    /// before its child, and [`SpecError::SiblingTwice`].
+    /// [`SpecError::ParentInvalid`] unless the root alone has no parent and every other parent
+    /// comes before its child, and [`SpecError::SiblingTwice`].
     pub fn from_parents(
         tokens: Vec<TokenId>,
         parents: Vec<Option<usize>>,

@@ -126,8 +126,8 @@ impl TreeBuilder {
         self.frontier_start
     }
 
-    /// All nodes fed so far and the frontier, in the order of feeding: with one scratch row of draft
-    /// KV for each, node `i` has scratch row `i`.
+    /// All nodes fed so far and the frontier, in the order of feeding: with one scratch row of
+    /// draft KV for each, node `i` has scratch row `i`.
     pub fn fed(&self) -> &[FrontierNode] {
         &self.fed
     }

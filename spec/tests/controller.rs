@@ -1,5 +1,5 @@
-//! The controller in synthetic worlds whose costs and acceptance are known, so that its speed can be
-//! compared with that of the best fixed plan.
+//! The controller in synthetic worlds whose costs and acceptance are known, so that its speed can
+//! be compared with that of the best fixed plan.
 
 mod random;
 
@@ -76,6 +76,7 @@ impl World {
 struct Run {
     controller: Controller,
     random: Random,
+    limits: Limits,
     /// Rows that the draft has not seen.
     behind: usize,
 }
@@ -91,14 +92,15 @@ struct Sum {
 
 impl Run {
     fn new(options: &ControllerOptions, seed: u64) -> Self {
-        Self { controller: Controller::new(options.clone()), random: Random(seed), behind: 0 }
+        let controller = Controller::new(options.clone());
+        Self { controller, random: Random(seed), limits: Limits::NONE, behind: 0 }
     }
 
     fn rounds(&mut self, world: &World, rounds: usize) -> Sum {
         let mut sum = Sum::default();
         let mut last = None;
         for _ in 0..rounds {
-            let plan = self.controller.decide(Limits::NONE);
+            let plan = self.controller.decide(self.limits);
             let mut accepted = 0;
             while accepted < plan.depth() && self.random.uniform() < world.rate_at(plan, accepted) {
                 accepted += 1;
@@ -365,6 +367,17 @@ fn limits_are_kept_and_decisions_repeat() {
             == Plan::Chain { drafted: 2 }
     });
     assert!(drafting.count() > 100, "short chains are used where longer ones do not fit");
+}
+
+#[test]
+fn tight_limits_do_not_stop_drafting() {
+    let options = options();
+    let world = World { chain: vec![0.9], tree: vec![0.95], ..mixture() };
+    let mut run = Run::new(&options, 4);
+    run.limits = Limits { depth_max: 2, width_max: 3 };
+    run.rounds(&world, 300);
+    let ratio = run.rounds(&world, 1000).speed() / world.speed(Plan::Chain { drafted: 2 });
+    assert!(ratio > 0.97, "{ratio}");
 }
 
 #[test]

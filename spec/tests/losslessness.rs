@@ -108,7 +108,8 @@ fn p_of(
     p_value(&counts, &markov.joint(ROOT))
 }
 
-/// Drafts that depend on the root alone: nothing random, as the rule for deterministic drafts wants.
+/// Drafts that depend on the root alone: nothing random, as the rule for deterministic drafts
+/// wants.
 fn trees(seed: u64, chain: bool) -> Vec<DraftTree> {
     let mut random = Random(seed);
     (0..VOCABULARY as TokenId)

@@ -8,9 +8,9 @@ use paceline_spec::{
 };
 use proptest::prelude::*;
 
-/// The continuations that the draft of a golden round must have given to the nodes of one level: the
-/// known ones, best first, and hopeless ones to make up the number. `node` is none for nodes that
-/// are not in the golden tree.
+/// The continuations that the draft of a golden round must have given to the nodes of one level:
+/// the known ones, best first, and hopeless ones to make up the number. `node` is none for nodes
+/// that are not in the golden tree.
 fn continuations(round: &Round, node: Option<usize>) -> Vec<Candidate> {
     let score = |node: usize| if node == 0 { 0.0 } else { round.scores[node - 1] };
     let mut list = Vec::new();
@@ -92,7 +92,8 @@ struct Path {
     score: f32,
 }
 
-/// The dynamic tree by whole paths and full sorts: tokens of each selected path, by candidate index.
+/// The dynamic tree by whole paths and full sorts: tokens of each selected path, by candidate
+/// index.
 fn obvious(parameters: TreeParameters, salt: u64) -> Vec<Path> {
     let topk = parameters.topk();
     let grow = |path: &Path| -> Vec<Path> {

@@ -1,8 +1,8 @@
 //! The lossless sampling rule for deterministic drafts, trees and chains alike. Its invariant: at
 //! each node a token is emitted with exactly its target probability.
 //!
-//! At a node with distribution p the children x_1, x_2, … are accepted with p(x_1), p(x_2), … by one
-//! coin. The rest of the coin's range, 1 - Σ p(x_i), belongs to all other tokens, which an
+//! At a node with distribution p the children x_1, x_2, … are accepted with p(x_1), p(x_2), … by
+//! one coin. The rest of the coin's range, 1 - Σ p(x_i), belongs to all other tokens, which an
 //! independent coin chooses among in proportion to p. (SpecInfer, section 4.3, gives the sequential
 //! form of the same law.)
 
@@ -18,7 +18,8 @@ use crate::{Acceptance, DraftTree, ProbabilityRows, SpecError};
 /// [`accept_sampled_chain`]: crate::accept_sampled_chain
 ///
 /// # Errors
-/// [`SpecError::ProbabilityInvalid`], [`SpecError::NothingToSample`], and whatever `target` returns.
+/// [`SpecError::ProbabilityInvalid`], [`SpecError::NothingToSample`], and whatever `target`
+/// returns.
 pub fn accept_sampled<R: ProbabilityRows>(
     tree: &DraftTree,
     target: &mut R,

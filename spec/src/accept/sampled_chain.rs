@@ -8,9 +8,9 @@ use crate::{Acceptance, DraftTree, ProbabilityRows, SpecError};
 /// samples from the normalised max(p - q, 0).
 ///
 /// `target` gives p and `proposal` gives q after each node that is reached; q is the exact
-/// distribution that the drafted token was drawn from, in the target's ids (0 for tokens outside the
-/// draft's vocabulary), any draft temperature included. It is not asked for after the last node.
-/// `coin` gives independent numbers uniform in [0, 1).
+/// distribution that the drafted token was drawn from, in the target's ids (0 for tokens outside
+/// the draft's vocabulary), any draft temperature included. It is not asked for after the last
+/// node. `coin` gives independent numbers uniform in [0, 1).
 ///
 /// # Errors
 /// [`SpecError::NotAChain`], [`SpecError::ProposalImpossible`] if q(x) is 0,

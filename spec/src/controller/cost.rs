@@ -1,5 +1,5 @@
-//! What a pass costs, by its width. The invariant: an estimate is a median of recent measurements or
-//! lies between such medians, so that single slow passes cannot move it far.
+//! What a pass costs, by its width. The invariant: an estimate is a median of recent measurements
+//! or lies between such medians, so that single slow passes cannot move it far.
 
 use std::collections::VecDeque;
 

@@ -94,8 +94,8 @@ impl AcceptanceRates {
         }))
     }
 
-    /// Each level's rate, smoothed towards the level above (drafts are about as good at each depth),
-    /// and the draws it rests on.
+    /// Each level's rate, smoothed towards the level above (drafts are about as good at each
+    /// depth), and the draws it rests on.
     fn rates(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
         let counts = self.depths.iter().map(|depth| depth.tally);
         counts.chain(std::iter::repeat(Tally::default())).scan(PRIOR, |prior, tally| {

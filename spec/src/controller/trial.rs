@@ -1,14 +1,14 @@
-//! Trials: a few rounds with another way of drafting, to see whether it is better. The invariant: what
-//! trials lose stays within an allowance that grows with the rounds done.
+//! Trials: a few rounds with another way of drafting, to see whether it is better. The invariant:
+//! what trials lose stays within an allowance that grows with the rounds done.
 
 use super::{
     CHAIN_DRAFTED_FIRST, Controller, Draft, GAIN_SWITCH, PLAIN_REFRESH_ROUNDS, Shape, fits,
 };
 use crate::{Limits, Plan};
 
-/// Share of all rounds that trials may cost, and the most that can be saved up, in plain rounds. The
-/// controller starts with that, so in 2,000 rounds a useless draft costs 28 plain rounds or 1.4 %,
-/// but for what the last trial overdraws.
+/// Share of all rounds that trials may cost, and the most that can be saved up, in plain rounds.
+/// The controller starts with that, so in 2,000 rounds a useless draft costs 28 plain rounds or
+/// 1.4 %, but for what the last trial overdraws.
 const ALLOWANCE_EARNED: f64 = 0.01;
 pub(super) const ALLOWANCE_MAX: f64 = 8.0;
 /// What a trial may overdraw before it ends.
@@ -66,9 +66,29 @@ impl Controller {
         let remembered = self.current.is_some() && self.drafts[draft].is_fresh(self.round);
         let memory = if remembered { MEMORY_DRAWS } else { 0.0 };
         self.drafts[draft].rates.limit_memory(memory);
-        let depth_max = self.drafts[draft].trial_plan().depth();
+        let depth_max = self.drafts[draft].trial_plan(limits)?.depth();
         self.drafts[draft].depth = self.best_depth(draft, depth_max);
         Some(Trial { draft: Some(draft), plan: self.drafts[draft].plan(), rounds: 0 })
+    }
+
+    /// The plan of the trial that is under way: a shorter chain where there is little room, and the
+    /// end of a tree's trial where the tree does not fit.
+    pub(super) fn trial_within(&mut self, limits: Limits) -> Option<Plan> {
+        let trial = self.trial.as_mut()?;
+        if !fits(trial.plan, limits) {
+            match (trial.plan, trial.plan.limited(limits)) {
+                (Plan::Chain { .. }, shorter @ Plan::Chain { .. }) => trial.plan = shorter,
+                _ => {
+                    let draft = trial.draft;
+                    self.trial = None;
+                    if let Some(draft) = draft {
+                        self.drafts[draft].wait_until = self.round + WAIT_ROUNDS_MIN;
+                    }
+                    return None;
+                }
+            }
+        }
+        self.trial.as_ref().map(|trial| trial.plan)
     }
 
     /// Counts a round of `trial` that took `seconds`, and says whether it goes on.
@@ -83,7 +103,7 @@ impl Controller {
             return None;
         };
         if plan != trial.plan {
-            // The limits left no room for it.
+            // The engine did something else, which says nothing about the trial.
             return Some(trial);
         }
         let lost_seconds = seconds - (accepted + 1) as f64 / bar;
@@ -130,7 +150,7 @@ impl Controller {
         let Draft { wait_until, .. } = self.drafts[draft];
         self.current != Some(draft)
             && self.round >= wait_until
-            && fits(self.drafts[draft].trial_plan(), limits)
+            && self.drafts[draft].trial_plan(limits).is_some()
     }
 
     /// Whether the best imaginable acceptance would make the draft better than what is in use.
@@ -156,7 +176,7 @@ impl Controller {
         let (Some(bar), Some(plain)) = (self.current_rate(), self.plain_cost()) else {
             return false;
         };
-        let depth = self.drafts[draft].trial_plan().depth();
+        let depth = self.drafts[draft].trial_plan(Limits::NONE).map_or(0, |plan| plan.depth());
         let seconds = self.hoped_seconds(draft, depth).unwrap_or(0.0);
         let loss = f64::from(ROUNDS_MIN) * (seconds - 1.0 / bar).max(0.0) / plain;
         self.allowance >= loss.min(ALLOWANCE_MAX)
@@ -164,13 +184,14 @@ impl Controller {
 }
 
 impl Draft {
-    /// The longest plan that a trial starts with.
-    fn trial_plan(&self) -> Plan {
-        match self.shape {
+    /// The longest plan that a trial can start with; none if there is no room.
+    fn trial_plan(&self, limits: Limits) -> Option<Plan> {
+        let plan = match self.shape {
             Shape::Chain { drafted_max } => {
-                Plan::Chain { drafted: CHAIN_DRAFTED_FIRST.min(drafted_max) }
+                Plan::Chain { drafted: CHAIN_DRAFTED_FIRST.min(drafted_max) }.limited(limits)
             }
             Shape::Tree(parameters) => Plan::Tree(parameters),
-        }
+        };
+        (plan != Plan::Plain && fits(plan, limits)).then_some(plan)
     }
 }

@@ -1,6 +1,6 @@
-//! Draft trees of the demo model, copied from the reference values of stories-moe: of each prompt the
-//! first round's tree (topk 4, depth 4, 16 nodes), the target's choice at each node, and the accepted
-//! drafted tokens; and the tree of section 13 of the model formats specification.
+//! Draft trees of the demo model, copied from the reference values of stories-moe: of each prompt
+//! the first round's tree (topk 4, depth 4, 16 nodes), the target's choice at each node, and the
+//! accepted drafted tokens; and the tree of section 13 of the model formats specification.
 
 /// A draft tree with its scores and what became of it.
 pub(crate) struct Round {
