@@ -13,8 +13,8 @@ use super::{clock, python};
 use crate::ModelError;
 
 /// About one per instruction and one per 64 bytes: hundreds of times what a long conversation
-/// needs, and under a second of work.
-const FUEL: u64 = 20_000_000;
+/// needs, and a second or two of work.
+const FUEL: u64 = 10_000_000;
 /// No real template comes near this size.
 const SOURCE_BYTES_MAX: usize = 4 << 20;
 const NAME: &str = "chat template";

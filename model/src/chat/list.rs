@@ -148,10 +148,19 @@ pub(super) fn with_list_calls(source: &str) -> String {
             rewrite_tag(tag, &mut rewritten);
         }
         rest = after;
+        // What stands between these two is text whatever it looks like.
+        if tag.trim_matches(['{', '%', '-', '+', ' ', '}']) == "raw" {
+            let (raw, after) = rest.split_at(rest.find("endraw").unwrap_or(rest.len()));
+            rewritten.push_str(raw);
+            rest = after;
+        }
     }
     rewritten.push_str(rest);
     rewritten
 }
+
+/// A copied value takes about as long as so many instructions.
+const VALUE_FUEL: u64 = 16;
 
 /// A copy without changeable lists; every value copied costs fuel.
 fn copy(state: &State<'_, '_>, value: &Value, depth: usize) -> Result<Value, Error> {
@@ -159,7 +168,7 @@ fn copy(state: &State<'_, '_>, value: &Value, depth: usize) -> Result<Value, Err
     if depth > DEPTH_MAX {
         return Err(Error::new(ErrorKind::InvalidOperation, "lists are nested too deep"));
     }
-    state.consume_fuel(1)?;
+    state.consume_fuel(VALUE_FUEL)?;
     match value.kind() {
         ValueKind::Seq => value.try_iter()?.map(|item| copy(state, &item, depth + 1)).collect(),
         ValueKind::Map => {

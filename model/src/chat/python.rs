@@ -272,7 +272,7 @@ fn repr_text(content: &str) -> String {
 /// Shared lists can be far larger than the work that made them, so both limits are needed.
 fn check_size(depth: usize, bytes: usize) -> Result<(), Error> {
     const DEPTH_MAX: usize = 200;
-    const BYTES_MAX: usize = 64 << 20;
+    const BYTES_MAX: usize = 16 << 20;
     if depth > DEPTH_MAX {
         return Err(invalid(format!("a value is nested more than {DEPTH_MAX} deep")));
     }

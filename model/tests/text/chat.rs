@@ -145,6 +145,10 @@ fn lists_can_be_changed_in_place() {
         ),
         "[text][{'a': 1}]"
     );
+    assert_eq!(
+        render("{% set x = [] %}{%- raw %}{{ [1] }}{% endraw -%}{% set _ = x.append(1) %}{{ x }}"),
+        "{{ [1] }}[1]"
+    );
     // A list put into itself is a copy.
     assert_eq!(render("{% set x = [1] %}{% set _ = x.append(x) %}{{ x }}"), "[1, [1]]");
     assert!(try_render("{% set x = [] %}{{ x.pop() }}", json!([]), None).is_err());

@@ -148,6 +148,18 @@ fn a_stream_never_splits_a_character() {
 }
 
 #[test]
+fn survives_huge_runs() {
+    let tokenizer = demo();
+    for unit in [" ", "a", "\n", "!", "7", "漢", "[EOS]", "' "] {
+        let text = unit.repeat(300_000 / unit.len());
+        let ids = tokenizer.encode(&text).unwrap();
+        assert_eq!(tokenizer.decode(&ids), text, "{unit:?}");
+        let ids = tokenizer.encode_plain(&text).unwrap();
+        assert_eq!(tokenizer.decode(&ids), text, "{unit:?}");
+    }
+}
+
+#[test]
 fn refuses_a_vocabulary_of_another_model() {
     let tokenizer = demo();
     for vocabulary in [4095, 512, 129_280] {

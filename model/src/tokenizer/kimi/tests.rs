@@ -192,6 +192,22 @@ fn special_strings_are_tokens_only_where_they_may_be() {
     assert_eq!(kimi.decode(&plain), text);
 }
 
+/// The special ids of a published K2-Thinking prompt, moved to where they are in this vocabulary.
+#[test]
+fn special_tokens_of_a_prompt_are_the_published_ones() {
+    let kimi = tokenizer(&demo_model(), &config_of(4088, NAMES), &PATTERN.join("|"));
+    let text = "<|im_system|>system<|im_middle|>You are a helpful assistant.<|im_end|>\
+        <|im_user|>user<|im_middle|>Who are you?<|im_end|>\
+        <|im_assistant|>assistant<|im_middle|><think></think>My name is Qwen2.<|im_end|>";
+    let golden =
+        [163594, 163601, 163586, 163587, 163601, 163586, 163588, 163601, 163606, 163607, 163586];
+    let ids = kimi.encode(text).unwrap();
+    let special: Vec<u32> =
+        ids.iter().filter(|&&id| id >= 4088).map(|id| id - 4088 + 163584).collect();
+    assert_eq!(special, golden);
+    assert_eq!(kimi.decode(&ids), text);
+}
+
 #[test]
 fn ids_without_a_name_are_reserved() {
     let kimi = tokenizer(&demo_model(), &config_of(4088, NAMES), &PATTERN.join("|"));
