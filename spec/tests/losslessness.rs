@@ -199,12 +199,10 @@ fn planted(
 #[test]
 fn deterministic_drafts_leave_the_law_unchanged() {
     for chain in [true, false] {
-        for sparse in [false, true] {
-            for seed in 1..=2 {
-                let p = p_of_deterministic(seed, chain, sparse, the_rule);
-                println!("chain {chain}, sparse {sparse}, seed {seed}: p {p:.4}");
-                assert!(p > P_MIN, "chain {chain}, sparse {sparse}, seed {seed}: p {p:e}");
-            }
+        for (seed, sparse) in [(1, false), (2, true)] {
+            let p = p_of_deterministic(seed, chain, sparse, the_rule);
+            println!("chain {chain}, sparse {sparse}, seed {seed}: p {p:.4}");
+            assert!(p > P_MIN, "chain {chain}, sparse {sparse}, seed {seed}: p {p:e}");
         }
     }
 }
@@ -295,7 +293,7 @@ fn planted_chain(
 
 #[test]
 fn sampled_chains_leave_the_law_unchanged() {
-    for seed in 1..=4 {
+    for seed in 1..=2 {
         let p = p_of_sampled_chain(seed, ChainBug::None);
         println!("seed {seed}: p {p:.4}");
         assert!(p > P_MIN, "seed {seed}: p {p:e}");
