@@ -113,7 +113,8 @@ pub enum ModelError {
 
     /// A directory has no tokenizer that can be read.
     #[error(
-        "{} has neither tokenizer.json nor tiktoken.model; add the tokenizer files of the checkpoint",
+        "{} has neither tokenizer.json nor tiktoken.model; \
+         add the tokenizer files of the checkpoint",
         path.display()
     )]
     TokenizerMissing {
@@ -186,7 +187,10 @@ pub enum ModelError {
     },
 
     /// A file could not be written.
-    #[error("cannot write {}: {source}; check the directory and the space on its disk", path.display())]
+    #[error(
+        "cannot write {}: {source}; check the directory and the space on its disk",
+        path.display()
+    )]
     Write {
         /// The file.
         path: PathBuf,

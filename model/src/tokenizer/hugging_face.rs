@@ -1,5 +1,5 @@
-//! `tokenizer.json` of the DeepSeek family: byte-level byte-pair encoding (Radford et al., "Language
-//! Models are Unsupervised Multitask Learners", section 2.2).
+//! `tokenizer.json` of the DeepSeek family: byte-level byte-pair encoding (Radford et al.,
+//! "Language Models are Unsupervised Multitask Learners", section 2.2).
 //!
 //! Invariant: only byte-level tokenizers are accepted, so that the bytes of every token are known.
 

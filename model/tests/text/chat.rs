@@ -68,7 +68,8 @@ fn behaves_as_jinja_does_in_python() {
     );
     assert_eq!(
         render(
-            "{% set ns = namespace(n=0) %}{% for m in messages[:1] %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}"
+            "{% set ns = namespace(n=0) %}{% for m in messages[:1] %}{% set ns.n = ns.n + 1 %}\
+             {% endfor %}{{ ns.n }}"
         ),
         "1"
     );
@@ -135,13 +136,15 @@ fn lists_can_be_changed_in_place() {
     assert_eq!(render("{% set m = messages.pop() %}{{ m.role }}{{ messages|length }}"), "tool1");
     assert_eq!(
         render(
-            "{% set ns = namespace(x=[]) %}{% for i in range(2) %}{% set _ = ns.x.append(i) %}{% endfor %}{{ ns.x }}"
+            "{% set ns = namespace(x=[]) %}{% for i in range(2) %}{% set _ = ns.x.append(i) %}\
+             {% endfor %}{{ ns.x }}"
         ),
         "[0, 1]"
     );
     assert_eq!(
         render(
-            "{% set x = [] %}{# [no] #}[text]{% set _ = x.append({'a': [1]['x'|length - 1]}) %}{{ x }}"
+            "{% set x = [] %}{# [no] #}[text]{% set _ = x.append({'a': [1]['x'|length - 1]}) %}\
+             {{ x }}"
         ),
         "[text][{'a': 1}]"
     );
@@ -221,7 +224,10 @@ fn finds_the_template_of_a_directory() {
     let error = ChatTemplate::from_dir(path).err().unwrap();
     assert!(matches!(error, ModelError::TemplateMissing { .. }), "{error}");
     let write = |name: &str, content: &str| fs::write(path.join(name), content).unwrap();
-    let config = |template: Value| json!({"bos_token": {"content": "<b>"}, "eos_token": "<e>", "chat_template": template});
+    let config = |template: Value| {
+        let bos = json!({"content": "<b>"});
+        json!({"bos_token": bos, "eos_token": "<e>", "chat_template": template})
+    };
     write("tokenizer_config.json", &config(json!("{{ bos_token }}{{ eos_token }}")).to_string());
     assert_eq!(text(None), "<b><e>");
     let named = json!([

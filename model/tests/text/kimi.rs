@@ -105,7 +105,9 @@ fn typescript_covers_the_schema_forms() {
         "required": ["z", "list"],
         "properties": {
             "count": {"type": "integer", "minimum": 1, "maximum": 9, "default": 3},
-            "list": {"type": "array", "maxItems": 2, "items": {"type": "string", "description": "one"}},
+            "list": {
+                "type": "array", "maxItems": 2, "items": {"type": "string", "description": "one"}
+            },
             "mode": {"enum": ["a", "b", 1], "description": "first\n\nsecond"},
             "nested": {
                 "type": "object",
@@ -192,15 +194,21 @@ fn k2_has_a_default_system_message_and_no_reasoning() {
     let tools = json!([{"type": "function", "function": {"name": "f", "description": "d"}}]);
     let prompt = try_render(KimiFormat::K2Instruct, hi(), Some(&tools), json!({})).unwrap();
     let declared = "<|im_system|>tool_declare<|im_middle|>\
-        [{\"function\": {\"description\": \"d\", \"name\": \"f\"}, \"type\": \"function\"}]<|im_end|>";
+        [{\"function\": {\"description\": \"d\", \"name\": \"f\"}, \
+        \"type\": \"function\"}]<|im_end|>";
     assert_eq!(prompt, format!("{declared}{expected}"));
 }
 
 #[test]
 fn names_and_call_ids_follow_the_rules() {
-    let call = |name: &str, arguments: Value| json!({"type": "function", "function": {"name": name, "arguments": arguments}});
+    let call = |name: &str, arguments: Value| {
+        let function = json!({"name": name, "arguments": arguments});
+        json!({"type": "function", "function": function})
+    };
     let messages = json!([
-        {"role": "user", "name": "Ann", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "user", "name": "Ann", "content": [
+            {"type": "text", "text": "a"}, {"type": "text", "text": "b"}
+        ]},
         {"role": "assistant", "tool_calls": [call("f", json!("{\"x\":1}")), call("g", json!({}))]},
         {"role": "critic", "content": "hm"},
         {"role": "assistant", "tool_calls": [call("f", json!(null))]}

@@ -1,4 +1,4 @@
-//! What a checkpoint's JSON and text files mean: configurations, stop ids, tokenizers and templates.
+//! What a checkpoint's JSON and text files mean: configurations, stop ids, tokenizers, templates.
 
 mod chat;
 mod config;
