@@ -1,11 +1,12 @@
 //! Speed of the matrix products: medians on one thread and on several.
 //!
 //! `cargo bench -p paceline-kernels --bench operators --
-//! [--quick] [--threads N] [--spread MIB] [NAME…]`
+//! [--quick] [--threads N] [--spread MIB] [--rows N] [NAME…]`
 //!
 //! A case cycles through weights of 4 MiB together, so that none is in the second-level cache when
-//! its turn comes; with a larger `--spread`, none is in any cache. GMAC/s are 10⁹ products of a
-//! weight and an activation a second; GB/s are bytes of weights read.
+//! its turn comes; with a larger `--spread`, none is in any cache. p10, p50 and p90 are percentiles
+//! of the time of a call. GMAC/s are 10⁹ products of a weight and an activation a second, GB/s are
+//! bytes of weights read, both at p50.
 
 use std::{
     hint::black_box,
@@ -27,19 +28,26 @@ struct Options {
     time: Duration,
     /// Bytes of weights that a case cycles through.
     spread_bytes: usize,
+    /// The only number of rows wanted.
+    rows: Option<usize>,
     /// Parts of the names of the cases to run; empty: all.
     names: Vec<String>,
 }
 
 fn main() {
-    let mut options =
-        Options { time: Duration::from_millis(400), spread_bytes: 4 << 20, names: Vec::new() };
+    let mut options = Options {
+        time: Duration::from_millis(400),
+        spread_bytes: 4 << 20,
+        rows: None,
+        names: Vec::new(),
+    };
     let mut threads = vec![1, 2];
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--quick" => options.time = Duration::from_millis(40),
             "--threads" => threads = vec![number(arguments.next())],
+            "--rows" => options.rows = Some(number(arguments.next())),
             "--spread" => options.spread_bytes = number(arguments.next()) << 20,
             // Cargo passes it to every bench program.
             "--bench" => {}
@@ -49,7 +57,10 @@ fn main() {
     for threads in threads {
         let stream = Stream::host(threads).expect("threads can be started");
         println!("\n{} threads, {}", stream.threads(), stream.isa());
-        println!("{:<34} {:>5} {:>10} {:>9} {:>8}", "case", "rows", "us", "GMAC/s", "GB/s");
+        println!(
+            "{:<34} {:>5} {:>9} {:>9} {:>9} {:>8} {:>7}",
+            "case", "rows", "us p10", "us p50", "us p90", "GMAC/s", "GB/s"
+        );
         stream.run(|| all(&stream, &options));
     }
 }
@@ -94,39 +105,39 @@ fn products(
     rows: usize,
 ) {
     let name = format!("linear {format} {outputs} x {inputs}");
-    if !options.wants(&name) {
+    if !options.wants(&name, rows) {
         return;
     }
     let weights = options.spread(|seed| weight(format, outputs, inputs, seed));
     let x = activations(rows, inputs);
     let mut out = Tensor::zeros(DType::F32, &[rows, outputs]);
-    let time = median(options, |round| {
+    let times = measure(options, |round| {
         linear(stream, &x, &weights[round % weights.len()], &mut out);
         black_box(&out);
     });
-    report(&name, rows, time, rows * outputs * inputs, weights[0].bytes());
+    report(&name, rows, times, rows * outputs * inputs, weights[0].bytes());
 }
 
 fn gated(stream: &Stream, options: &Options, rows: usize) {
     let name = "swiglu bf16 768 x 256";
-    if !options.wants(name) {
+    if !options.wants(name, rows) {
         return;
     }
     let weights = options.spread(|seed| weight("bf16", 768, 256, seed));
     let x = activations(rows, 256);
     let mut out = Tensor::zeros(DType::F32, &[rows, 768]);
-    let time = median(options, |round| {
+    let times = measure(options, |round| {
         let (gate, up) = (2 * round % weights.len(), (2 * round + 1) % weights.len());
         swiglu(stream, &x, &weights[gate], &weights[up], &mut out);
         black_box(&out);
     });
-    report(name, rows, time, rows * 2 * 768 * 256, 2 * weights[0].bytes());
+    report(name, rows, times, rows * 2 * 768 * 256, 2 * weights[0].bytes());
 }
 
 /// 4 of 16 experts of 256 × 256, chosen anew in each round.
 fn mixture(stream: &Stream, options: &Options, rows: usize) {
     let name = "moe int4 4 of 16, 256 x 256";
-    if !options.wants(name) {
+    if !options.wants(name, rows) {
         return;
     }
     let expert = |seed| Expert {
@@ -145,7 +156,7 @@ fn mixture(stream: &Stream, options: &Options, rows: usize) {
     let mut routing = Routing::with_capacity(rows, 4);
     routing.set_rows(rows);
     let mut state = 1;
-    let time = median(options, |round| {
+    let times = measure(options, |round| {
         for row in 0..rows {
             let first = random(&mut state) as u32;
             for (j, expert) in routing.row_mut(row).0.iter_mut().enumerate() {
@@ -157,12 +168,13 @@ fn mixture(stream: &Stream, options: &Options, rows: usize) {
         black_box(&out);
     });
     let bytes = layers[0][0].gate.bytes() * 3 * 16.min(4 * rows);
-    report(name, rows, time, rows * 4 * 3 * 256 * 256, bytes);
+    report(name, rows, times, rows * 4 * 3 * 256 * 256, bytes);
 }
 
 impl Options {
-    fn wants(&self, name: &str) -> bool {
-        self.names.is_empty() || self.names.iter().any(|part| name.contains(part.as_str()))
+    fn wants(&self, name: &str, rows: usize) -> bool {
+        self.rows.is_none_or(|wanted| wanted == rows)
+            && (self.names.is_empty() || self.names.iter().any(|part| name.contains(part.as_str())))
     }
 
     /// As many weights as fill the spread.
@@ -219,9 +231,9 @@ fn weight(format: &str, outputs: usize, inputs: usize, seed: u64) -> Weight {
     weight.expect("the parts fit each other")
 }
 
-/// Median time of `work`, called again and again for the time of the options. Short work is timed
+/// Percentiles 10, 50 and 90 of the time of `work`, called again and again for the time of the options. Short work is timed
 /// in batches of about 100 µs.
-fn median(options: &Options, mut work: impl FnMut(usize)) -> Duration {
+fn measure(options: &Options, mut work: impl FnMut(usize)) -> [Duration; 3] {
     let start = Instant::now();
     let mut rounds = 0;
     while rounds < 3 || start.elapsed() < options.time / 8 {
@@ -241,15 +253,17 @@ fn median(options: &Options, mut work: impl FnMut(usize)) -> Duration {
         times.push(batch_start.elapsed() / batch as u32);
     }
     times.sort();
-    times[times.len() / 2]
+    [1, 5, 9].map(|tenth| times[times.len() * tenth / 10])
 }
 
-fn report(name: &str, rows: usize, time: Duration, products: usize, bytes: usize) {
-    let seconds = time.as_secs_f64();
+fn report(name: &str, rows: usize, times: [Duration; 3], products: usize, bytes: usize) {
+    let [p10, p50, p90] = times.map(|time| time.as_secs_f64());
     println!(
-        "{name:<34} {rows:>5} {:>10.2} {:>9.2} {:>8.2}",
-        seconds * 1e6,
-        products as f64 / seconds / 1e9,
-        bytes as f64 / seconds / 1e9,
+        "{name:<34} {rows:>5} {:>9.2} {:>9.2} {:>9.2} {:>8.2} {:>7.2}",
+        p10 * 1e6,
+        p50 * 1e6,
+        p90 * 1e6,
+        products as f64 / p50 / 1e9,
+        bytes as f64 / p50 / 1e9,
     );
 }

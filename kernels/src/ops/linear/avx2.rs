@@ -68,6 +68,7 @@ pub(super) unsafe fn store_sums<const N: usize>(to: *mut f32, vectors: [__m256; 
 
 impl Lanes for Avx2 {
     type Vector = __m256;
+    type Pairs = __m256i;
     const COUNT: usize = 8;
     /// Of the low nibbles of 16 bytes, and of the high ones, four bytes apart a vector.
     const INT4_ORDER: [u8; 32] = {
@@ -136,12 +137,23 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn bf16_pairs(from: *const u8) -> [__m256; 2] {
+    unsafe fn load_pairs(from: *const u8) -> __m256i {
         // SAFETY: AVX2 and 32 readable bytes by the caller's promise.
+        unsafe { _mm256_loadu_si256(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn even(pairs: __m256i) -> __m256 {
+        // SAFETY: AVX2 by the caller's promise.
+        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)) }
+    }
+
+    #[inline(always)]
+    unsafe fn odd(pairs: __m256i) -> __m256 {
+        // SAFETY: as above.
         unsafe {
-            let pairs = _mm256_loadu_si256(from.cast());
-            let odd = _mm256_and_si256(pairs, _mm256_set1_epi32(0xFFFF_0000_u32 as i32));
-            [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)), _mm256_castsi256_ps(odd)]
+            let mask = _mm256_set1_epi32(0xFFFF_0000_u32 as i32);
+            _mm256_castsi256_ps(_mm256_and_si256(pairs, mask))
         }
     }
 

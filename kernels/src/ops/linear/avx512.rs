@@ -13,6 +13,7 @@ pub(super) struct Avx512;
 
 impl Lanes for Avx512 {
     type Vector = __m512;
+    type Pairs = __m512i;
     const COUNT: usize = 16;
     /// Lane 4c + w of vector v is nibble 4v + c of word w.
     const INT4_ORDER: [u8; 32] = {
@@ -88,12 +89,23 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn bf16_pairs(from: *const u8) -> [__m512; 2] {
+    unsafe fn load_pairs(from: *const u8) -> __m512i {
         // SAFETY: AVX-512 and 64 readable bytes by the caller's promise.
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn even(pairs: __m512i) -> __m512 {
+        // SAFETY: AVX-512 by the caller's promise.
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)) }
+    }
+
+    #[inline(always)]
+    unsafe fn odd(pairs: __m512i) -> __m512 {
+        // SAFETY: as above.
         unsafe {
-            let pairs = _mm512_loadu_si512(from.cast());
-            let odd = _mm512_and_si512(pairs, _mm512_set1_epi32(0xFFFF_0000_u32 as i32));
-            [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)), _mm512_castsi512_ps(odd)]
+            let mask = _mm512_set1_epi32(0xFFFF_0000_u32 as i32);
+            _mm512_castsi512_ps(_mm512_and_si512(pairs, mask))
         }
     }
 

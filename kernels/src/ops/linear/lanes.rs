@@ -16,6 +16,8 @@
 pub(super) trait Lanes: Copy + 'static {
     /// `COUNT` f32 values.
     type Vector: Copy;
+    /// `COUNT` pairs of bf16 values.
+    type Pairs: Copy;
     /// Lanes of a vector: 8 or 16.
     const COUNT: usize;
     /// The element, in a group of 32, that [`Lanes::int4`] puts at each place.
@@ -40,8 +42,12 @@ pub(super) trait Lanes: Copy + 'static {
     /// neighbouring sums, and so on. (With 16 lanes, first the upper half to the lower.)
     unsafe fn store_sums<const N: usize>(to: *mut f32, vectors: [Self::Vector; N]);
 
-    /// 2 · `COUNT` bf16 values from `from`: those at even places, those at odd places.
-    unsafe fn bf16_pairs(from: *const u8) -> [Self::Vector; 2];
+    /// 2 · `COUNT` bf16 values from `from`.
+    unsafe fn load_pairs(from: *const u8) -> Self::Pairs;
+    /// The bf16 values at even places.
+    unsafe fn even(pairs: Self::Pairs) -> Self::Vector;
+    /// The bf16 values at odd places.
+    unsafe fn odd(pairs: Self::Pairs) -> Self::Vector;
     /// `COUNT` bf16 values from `from`, in order.
     unsafe fn bf16(from: *const u8) -> Self::Vector;
     /// `COUNT` f16 values from `from`, in order.

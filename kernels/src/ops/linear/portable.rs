@@ -27,6 +27,7 @@ fn widen_bf16(low: u8, high: u8) -> f32 {
 
 impl Lanes for Portable {
     type Vector = [f32; COUNT];
+    type Pairs = [u32; COUNT];
     const COUNT: usize = COUNT;
     const INT4_ORDER: [u8; 32] = {
         let mut order = [0; 32];
@@ -87,16 +88,19 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    unsafe fn bf16_pairs(from: *const u8) -> [Self::Vector; 2] {
+    unsafe fn load_pairs(from: *const u8) -> [u32; COUNT] {
         // SAFETY: by the caller's promise.
-        let raw = unsafe { bytes::<32>(from) };
-        let half = |odd: usize| {
-            std::array::from_fn(|lane| {
-                let first = 4 * lane + 2 * odd;
-                widen_bf16(raw[first], raw[first + 1])
-            })
-        };
-        [half(0), half(1)]
+        unsafe { from.cast::<[u32; COUNT]>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn even(pairs: [u32; COUNT]) -> Self::Vector {
+        pairs.map(|pair| f32::from_bits(u32::from_le(pair) << 16))
+    }
+
+    #[inline(always)]
+    unsafe fn odd(pairs: [u32; COUNT]) -> Self::Vector {
+        pairs.map(|pair| f32::from_bits(u32::from_le(pair) & 0xFFFF_0000))
     }
 
     #[inline(always)]

@@ -1,8 +1,7 @@
 //! The product of some rows with some outputs of a weight of any format, on one thread.
 //!
-//! Few rows: the tiles unpack the weight as they read it. Many rows: a panel of the weight that
-//! fits the first-level cache is unpacked to f32 first, and serves them all. Both do the same
-//! arithmetic.
+//! Tiles unpack INT4 codes, and bf16 for few rows, as they read them. Else a panel of the weight
+//! that fits the first-level cache is unpacked to f32 first. Both do the same arithmetic.
 
 use std::ops::Range;
 
@@ -13,14 +12,12 @@ use super::{
     lanes::{Kernel, Lanes},
     portable::Portable,
     scratch::Scratch,
-    tile::{Bf16, Format, Int4, Plain, Strip, UnpackedInt4},
+    tile::{Bf16, Format, Int4, Plain, Strip},
 };
 use crate::{DType, Fp8Weight, INT4_GROUP, Int4Weight, Isa, Tensor, Weight};
 
-/// Most rows for which tiles unpack the weight themselves.
-const DIRECT_ROWS_MAX: usize = 6;
-/// Rows of a tile over an unpacked panel.
-const PANEL_ROWS: usize = 3;
+/// Most rows for which tiles unpack bf16 themselves.
+const DIRECT_ROWS_MAX: usize = 5;
 /// Floats of an unpacked panel: half of a first-level cache of 32 KiB.
 const PANEL_FLOATS: usize = 4096;
 /// Floats of the rows that pass over a panel: a quarter of a second-level cache of 512 KiB.
@@ -31,9 +28,9 @@ const BLOCK_FLOATS: usize = 32768;
 pub(crate) enum Order {
     /// As they are.
     Natural,
-    /// As `Lanes::bf16_pairs` unpacks.
+    /// In blocks of two vectors: `Lanes::even`, `Lanes::odd`.
     Bf16Pairs,
-    /// As `Lanes::int4` unpacks.
+    /// In groups of 32, as `Lanes::int4` unpacks them.
     Int4,
 }
 
@@ -69,10 +66,10 @@ impl Pieces {
         let (rows, outputs) = if rows <= DIRECT_ROWS_MAX {
             (rows, 64)
         } else {
-            let rows = (BLOCK_FLOATS / width).clamp(24, 240);
-            (rows / PANEL_ROWS * PANEL_ROWS, (PANEL_FLOATS / width).clamp(4, 64) / 4 * 4)
+            let rows = (BLOCK_FLOATS / width).clamp(30, 240);
+            (rows / 30 * 30, (PANEL_FLOATS / width).clamp(4, 64) / 4 * 4)
         };
-        Self { rows, outputs, work: outputs * (width + inputs / INT4_GROUP) }
+        Self { rows, outputs, work: outputs * width }
     }
 
     /// The pieces of `rows` × `outputs`.
@@ -157,15 +154,11 @@ impl Job<'_> {
             match self.weight {
                 Weight::Float(values) if values.dtype() == DType::F32 => {
                     let (first, pitch) = self.first_row(values);
-                    self.plain::<L, _>(Plain { first, pitch }, inputs);
+                    self.strips::<L, _>(Plain { first, pitch }, inputs);
                 }
                 Weight::Float(values) if values.dtype() == DType::BF16 => {
                     let (first, pitch) = self.first_row(values);
-                    if self.is_direct() {
-                        self.direct::<L, _>(Bf16 { first, pitch }, inputs);
-                    } else {
-                        self.unpacked::<L, UnpackBf16>(first, pitch, inputs);
-                    }
+                    self.strips::<L, _>(Bf16 { first, pitch }, inputs);
                 }
                 Weight::Float(values) => {
                     let (first, pitch) = self.first_row(values);
@@ -182,59 +175,37 @@ impl Job<'_> {
         }
     }
 
-    fn is_direct(&self) -> bool {
-        self.rows.len() <= DIRECT_ROWS_MAX
-    }
-
     /// Pointer to the first of the outputs in `values`, and bytes from row to row.
     fn first_row(&self, values: &Tensor) -> (*const u8, usize) {
         let pitch = values.pitch_bytes();
         (values.as_ptr().wrapping_add(self.outputs.start * pitch), pitch)
     }
 
-    /// The products with rows of a packed format, at most [`DIRECT_ROWS_MAX`].
+    /// The products with rows of some format.
     ///
     /// # Safety
     /// `weight` has `self.outputs.len()` rows of `inputs` elements.
-    unsafe fn direct<L: Lanes, F: Format<L>>(&self, weight: F, inputs: usize) {
-        let row = self.rows.start;
-        // SAFETY: as many rows exist.
-        unsafe {
-            match self.rows.len() {
-                0 => {}
-                1 => self.strip::<L, F, 1>(weight, inputs, row),
-                2 => self.strip::<L, F, 2>(weight, inputs, row),
-                3 => self.strip::<L, F, 3>(weight, inputs, row),
-                4 => self.strip::<L, F, 4>(weight, inputs, row),
-                5 => self.strip::<L, F, 5>(weight, inputs, row),
-                6 => self.strip::<L, F, 6>(weight, inputs, row),
-                more => unreachable!("{more} rows are no few rows"),
-            }
-        }
-    }
-
-    /// The products with rows of f32, or unpacked to f32.
-    ///
-    /// # Safety
-    /// That of `direct`.
-    unsafe fn plain<L: Lanes, F: Format<L>>(&self, weight: F, inputs: usize) {
-        let mut row = self.rows.start;
-        while row < self.rows.end {
-            let count = PANEL_ROWS.min(self.rows.end - row);
-            // SAFETY: rows `row..row + count` exist.
+    unsafe fn strips<L: Lanes, F: Format<L>>(&self, weight: F, inputs: usize) {
+        for row in self.rows.clone().step_by(F::TILE_OUTPUTS.len()) {
+            // SAFETY: these rows exist.
             unsafe {
-                match count {
+                match (self.rows.end - row).min(F::TILE_OUTPUTS.len()) {
                     1 => self.strip::<L, F, 1>(weight, inputs, row),
                     2 => self.strip::<L, F, 2>(weight, inputs, row),
-                    _ => self.strip::<L, F, 3>(weight, inputs, row),
+                    3 => self.strip::<L, F, 3>(weight, inputs, row),
+                    4 => self.strip::<L, F, 4>(weight, inputs, row),
+                    5 => self.strip::<L, F, 5>(weight, inputs, row),
+                    6 => self.strip::<L, F, 6>(weight, inputs, row),
+                    7 => self.strip::<L, F, 7>(weight, inputs, row),
+                    8 => self.strip::<L, F, 8>(weight, inputs, row),
+                    more => unreachable!("{more} rows are no tile"),
                 }
             }
-            row += count;
         }
     }
 
     /// # Safety
-    /// Rows `row..row + R` exist; otherwise as for `direct`.
+    /// Rows `row..row + R` exist; otherwise as for `strips`.
     #[inline(always)]
     unsafe fn strip<L: Lanes, F: Format<L>, const R: usize>(
         &self,
@@ -278,7 +249,7 @@ impl Job<'_> {
     unsafe fn panel<L: Lanes>(&self, inputs: usize) {
         let panel = Plain { first: self.work.cast(), pitch: padded(inputs) * 4 };
         // SAFETY: the panel was written to that size.
-        unsafe { self.plain::<L, _>(panel, padded(inputs)) }
+        unsafe { self.strips::<L, _>(panel, padded(inputs)) }
     }
 
     /// Multiplies the codes in the panel with the scales of their blocks.
@@ -306,22 +277,13 @@ impl Job<'_> {
 
     unsafe fn int4<L: Lanes>(&self, weight: &Int4Weight, inputs: usize) {
         let (codes, pitch) = self.first_row(&weight.packed);
-        let groups = inputs / INT4_GROUP;
-        let rows = self.outputs.len();
         let (first, scale_pitch) = self.first_row(&weight.scale);
-        // SAFETY: codes and scales of these outputs exist; `work` holds a panel and its scales.
+        let (rows, groups, to) = (self.outputs.len(), inputs / INT4_GROUP, self.work);
+        // SAFETY: codes and scales of these outputs exist; `work` holds more than their scales.
         unsafe {
-            let scales = self.work.add(if self.is_direct() { 0 } else { rows * inputs });
             let dtype = weight.scale.dtype();
-            L::run(Scales { first, pitch: scale_pitch, dtype, rows, groups, to: scales });
-            if self.is_direct() {
-                self.direct::<L, _>(Int4 { codes, pitch, scales, groups }, inputs);
-            } else {
-                self.unpack::<L, UnpackInt4>(codes, pitch, inputs);
-                let codes = self.work.cast();
-                let panel = UnpackedInt4(Int4 { codes, pitch: inputs * 4, scales, groups });
-                self.plain::<L, _>(panel, inputs);
-            }
+            L::run(Scales { first, pitch: scale_pitch, dtype, rows, groups, to });
+            self.strips::<L, _>(Int4 { codes, pitch, scales: to, groups }, inputs);
         }
     }
 }
@@ -381,29 +343,8 @@ impl<L: Lanes, U: Unpack<L>> Kernel<L> for Panel<U> {
     }
 }
 
-struct UnpackBf16;
 struct UnpackF16;
 struct UnpackF8;
-struct UnpackInt4;
-
-impl<L: Lanes> Unpack<L> for UnpackBf16 {
-    const BLOCK: usize = 2 * L::COUNT;
-
-    #[inline(always)]
-    fn bytes(elements: usize) -> usize {
-        2 * elements
-    }
-
-    #[inline(always)]
-    unsafe fn block(from: *const u8, to: *mut f32) {
-        // SAFETY: by the caller's promise.
-        unsafe {
-            let [even, odd] = L::bf16_pairs(from);
-            L::store(to, even);
-            L::store(to.add(L::COUNT), odd);
-        }
-    }
-}
 
 impl<L: Lanes> Unpack<L> for UnpackF16 {
     const BLOCK: usize = L::COUNT;
@@ -432,26 +373,6 @@ impl<L: Lanes> Unpack<L> for UnpackF8 {
     unsafe fn block(from: *const u8, to: *mut f32) {
         // SAFETY: by the caller's promise.
         unsafe { L::store(to, L::f8e4m3(from)) }
-    }
-}
-
-impl<L: Lanes> Unpack<L> for UnpackInt4 {
-    const BLOCK: usize = 32;
-
-    #[inline(always)]
-    fn bytes(elements: usize) -> usize {
-        elements / 2
-    }
-
-    #[inline(always)]
-    unsafe fn block(from: *const u8, to: *mut f32) {
-        // SAFETY: by the caller's promise.
-        unsafe {
-            let vectors = L::int4(from);
-            for (index, vector) in vectors.into_iter().take(32 / L::COUNT).enumerate() {
-                L::store(to.add(index * L::COUNT), vector);
-            }
-        }
     }
 }
 

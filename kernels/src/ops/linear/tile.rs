@@ -6,6 +6,10 @@
 //!
 //! Loops here are plain ones: a closure given to `map` is compiled without the instruction set.
 
+#![allow(clippy::needless_range_loop)]
+
+use std::{hint::black_box, mem::MaybeUninit};
+
 use super::lanes::{Kernel, Lanes};
 
 /// Weights in a form that a tile can read: rows of blocks.
@@ -16,8 +20,8 @@ pub(super) trait Format<L: Lanes>: Copy {
     const BLOCK: usize;
     /// Bytes of an element, if a row may end inside a block.
     const RAGGED_BYTES: Option<usize>;
-    /// Whether a tile needs a second set of partial sums.
-    const GROUPED: bool;
+    /// Outputs of a tile of 1, 2, … rows: 1, 2, 4 or 8, as the 16 registers of AVX2 allow.
+    const TILE_OUTPUTS: &[usize];
 
     /// Row `index` of the weight.
     ///
@@ -61,39 +65,54 @@ pub(super) struct Strip<F, const R: usize> {
 impl<L: Lanes, F: Format<L>, const R: usize> Kernel<L> for Strip<F, R> {
     #[inline(always)]
     unsafe fn run(self) {
-        // The tile is as large as 16 registers allow.
         let mut done = 0;
         // SAFETY: the tiles together cover each output once.
         unsafe {
-            match (R, F::GROUPED) {
-                (1, false) => self.tiles::<L, 8>(&mut done),
-                (1, true) | (2, false) | (3, false) => self.tiles::<L, 4>(&mut done),
-                _ => self.tiles::<L, 2>(&mut done),
+            match F::TILE_OUTPUTS[R - 1] {
+                8 => self.tiles::<L, 8, 8>(&mut done),
+                4 => self.tiles::<L, 4, 4>(&mut done),
+                2 => self.tiles::<L, 2, 4>(&mut done),
+                _ => self.tiles::<L, 1, 4>(&mut done),
             }
-            if R == 1 {
-                self.tiles::<L, 2>(&mut done);
-            }
-            self.tiles::<L, 1>(&mut done);
+            self.tiles::<L, 1, 1>(&mut done);
         }
     }
 }
 
 impl<F, const R: usize> Strip<F, R> {
-    /// As many tiles of `O` outputs as are left.
+    /// Tiles of `O` outputs, as long as `N` outputs are left, whose lanes are added together.
     #[inline(always)]
-    unsafe fn tiles<L: Lanes, const O: usize>(&self, done: &mut usize)
+    unsafe fn tiles<L: Lanes, const O: usize, const N: usize>(&self, done: &mut usize)
     where
         F: Format<L>,
     {
-        while *done + O <= self.outputs {
-            // SAFETY: these outputs exist.
-            unsafe { self.tile::<L, O>(*done) };
-            *done += O;
+        // SAFETY: these outputs exist, and so does the space for them.
+        unsafe {
+            while *done + N <= self.outputs {
+                // Finished sums are put into memory that the compiler cannot see through: it would
+                // keep them in registers, and in exchange those of the next tile in memory.
+                let mut sums = MaybeUninit::<[[L::Vector; N]; R]>::uninit();
+                let vectors: *mut L::Vector = black_box(sums.as_mut_ptr()).cast();
+                for first in (0..N).step_by(O) {
+                    let tile = self.tile::<L, O>(*done + first);
+                    for r in 0..R {
+                        for o in 0..O {
+                            vectors.add(r * N + first + o).write(tile[r][o]);
+                        }
+                    }
+                }
+                let sums = sums.assume_init();
+                for r in 0..R {
+                    L::store_sums(self.out[r].add(*done), sums[r]);
+                }
+                *done += N;
+            }
         }
     }
 
+    /// The partial sums of `O` outputs.
     #[inline(always)]
-    unsafe fn tile<L: Lanes, const O: usize>(&self, first: usize)
+    unsafe fn tile<L: Lanes, const O: usize>(&self, first: usize) -> [[L::Vector; O]; R]
     where
         F: Format<L>,
     {
@@ -117,18 +136,19 @@ impl<F, const R: usize> Strip<F, R> {
                 let rest = self.inputs % F::BLOCK;
                 if rest > 0 {
                     let mut copies = [[0u8; 64]; O];
-                    for (copy, &row) in copies.iter_mut().zip(&rows) {
-                        let from = F::block_at(row, blocks);
+                    for (row, copy) in rows.iter_mut().zip(&mut copies) {
+                        let from = F::block_at(*row, blocks);
                         std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), rest * bytes);
+                        *row = F::row_at(copy.as_ptr());
                     }
-                    let rows: [F::Row; O] = std::array::from_fn(|o| F::row_at(copies[o].as_ptr()));
-                    let x = self.x.map(|x| x.add(blocks * F::BLOCK));
+                    let mut x = self.x;
+                    for x in &mut x {
+                        *x = x.add(blocks * F::BLOCK);
+                    }
                     F::accumulate(&rows, 0, &x, &mut sums);
                 }
             }
-            for (out, sums) in self.out.iter().zip(sums) {
-                L::store_sums(out.add(first), sums);
-            }
+            sums
         }
     }
 }
@@ -146,7 +166,7 @@ impl<L: Lanes> Format<L> for Plain {
     type Row = *const u8;
     const BLOCK: usize = L::COUNT;
     const RAGGED_BYTES: Option<usize> = Some(4);
-    const GROUPED: bool = false;
+    const TILE_OUTPUTS: &[usize] = &[8, 4, 4];
 
     #[inline(always)]
     unsafe fn row(&self, index: usize) -> *const u8 {
@@ -200,7 +220,7 @@ impl<L: Lanes> Format<L> for Bf16 {
     type Row = *const u8;
     const BLOCK: usize = 2 * L::COUNT;
     const RAGGED_BYTES: Option<usize> = Some(2);
-    const GROUPED: bool = false;
+    const TILE_OUTPUTS: &[usize] = &[8, 4, 2, 2, 2];
 
     #[inline(always)]
     unsafe fn row(&self, index: usize) -> *const u8 {
@@ -227,25 +247,42 @@ impl<L: Lanes> Format<L> for Bf16 {
     ) {
         // SAFETY: the block and the activations exist by the caller's promise.
         unsafe {
+            // Registers are few: either the activations are held, or the weights.
             if R == 1 {
-                // Registers hold the activations, and one weight after the other.
-                let x = [L::load(x[0]), L::load(x[0].add(L::COUNT))];
+                let values = [L::load(x[0]), L::load(x[0].add(L::COUNT))];
                 for o in 0..O {
-                    let [even, odd] = L::bf16_pairs(rows[o].add(block * L::COUNT * 4));
-                    sums[0][o] = L::mul_add(even, x[0], sums[0][o]);
-                    sums[0][o] = L::mul_add(odd, x[1], sums[0][o]);
+                    let pairs = L::load_pairs(rows[o].add(block * L::COUNT * 4));
+                    sums[0][o] = L::mul_add(L::even(pairs), values[0], sums[0][o]);
+                    sums[0][o] = L::mul_add(L::odd(pairs), values[1], sums[0][o]);
                 }
                 return;
             }
-            let mut weights = [[L::zero(); 2]; O];
-            for o in 0..O {
-                weights[o] = L::bf16_pairs(rows[o].add(block * L::COUNT * 4));
+            let mut pairs = [L::load_pairs(rows[0].add(block * L::COUNT * 4)); O];
+            for o in 1..O {
+                pairs[o] = L::load_pairs(rows[o].add(block * L::COUNT * 4));
             }
             for half in 0..2 {
-                for r in 0..R {
-                    let x = L::load(x[r].add(half * L::COUNT));
+                if R == 2 {
+                    let mut values = [L::zero(); R];
+                    for r in 0..R {
+                        values[r] = L::load(x[r].add(half * L::COUNT));
+                    }
                     for o in 0..O {
-                        sums[r][o] = L::mul_add(weights[o][half], x, sums[r][o]);
+                        let weights = if half == 0 { L::even(pairs[o]) } else { L::odd(pairs[o]) };
+                        for r in 0..R {
+                            sums[r][o] = L::mul_add(weights, values[r], sums[r][o]);
+                        }
+                    }
+                } else {
+                    let mut weights = [L::zero(); O];
+                    for o in 0..O {
+                        weights[o] = if half == 0 { L::even(pairs[o]) } else { L::odd(pairs[o]) };
+                    }
+                    for r in 0..R {
+                        let value = L::load(x[r].add(half * L::COUNT));
+                        for o in 0..O {
+                            sums[r][o] = L::mul_add(weights[o], value, sums[r][o]);
+                        }
                     }
                 }
             }
@@ -266,7 +303,7 @@ pub(super) struct Int4 {
     pub(super) groups: usize,
 }
 
-/// A row of INT4 codes, packed or unpacked.
+/// A row of packed INT4 codes.
 #[derive(Clone, Copy)]
 pub(super) struct Int4Row {
     codes: *const u8,
@@ -277,7 +314,7 @@ impl<L: Lanes> Format<L> for Int4 {
     type Row = Int4Row;
     const BLOCK: usize = 32;
     const RAGGED_BYTES: Option<usize> = None;
-    const GROUPED: bool = true;
+    const TILE_OUTPUTS: &[usize] = &[4, 1, 1, 1, 1, 1, 1, 1];
 
     #[inline(always)]
     unsafe fn row(&self, index: usize) -> Int4Row {
@@ -317,66 +354,6 @@ impl<L: Lanes> Format<L> for Int4 {
                         group = L::mul_add(weights[vector], x, group);
                     }
                     sums[r][o] = L::mul_add(group, scale, sums[r][o]);
-                }
-            }
-        }
-    }
-}
-
-/// Rows of INT4 codes unpacked to f32 in the order of [`Lanes::INT4_ORDER`], with their scales.
-#[derive(Clone, Copy)]
-pub(super) struct UnpackedInt4(pub(super) Int4);
-
-impl<L: Lanes> Format<L> for UnpackedInt4 {
-    type Row = Int4Row;
-    const BLOCK: usize = 32;
-    const RAGGED_BYTES: Option<usize> = None;
-    const GROUPED: bool = true;
-
-    #[inline(always)]
-    unsafe fn row(&self, index: usize) -> Int4Row {
-        // SAFETY: the row exists by the caller's promise.
-        unsafe { <Int4 as Format<L>>::row(&self.0, index) }
-    }
-
-    fn row_at(_from: *const u8) -> Int4Row {
-        unreachable!("INT4 rows are whole groups")
-    }
-
-    fn block_at(_row: Int4Row, _block: usize) -> *const u8 {
-        unreachable!("INT4 rows are whole groups")
-    }
-
-    #[inline(always)]
-    unsafe fn accumulate<const O: usize, const R: usize>(
-        rows: &[Int4Row; O],
-        block: usize,
-        x: &[*const f32; R],
-        sums: &mut [[L::Vector; O]; R],
-    ) {
-        // SAFETY: the block and the activations exist by the caller's promise.
-        unsafe {
-            let mut groups = [[L::zero(); O]; R];
-            for vector in 0..32 / L::COUNT {
-                let mut values = [L::zero(); R];
-                for r in 0..R {
-                    values[r] = L::load(x[r].add(vector * L::COUNT));
-                }
-                for o in 0..O {
-                    let codes: *const f32 = rows[o].codes.cast();
-                    let weights = L::load(codes.add(32 * block + vector * L::COUNT));
-                    for r in 0..R {
-                        groups[r][o] = match vector {
-                            0 => L::mul(weights, values[r]),
-                            _ => L::mul_add(weights, values[r], groups[r][o]),
-                        };
-                    }
-                }
-            }
-            for o in 0..O {
-                let scale = L::splat(rows[o].scales.add(block));
-                for r in 0..R {
-                    sums[r][o] = L::mul_add(groups[r][o], scale, sums[r][o]);
                 }
             }
         }
