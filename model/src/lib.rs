@@ -1,4 +1,4 @@
-//! DeepSeek-V3 family models and EAGLE-3 drafts: configurations, weights, tokenizers and forwards.
+#![doc = include_str!("../README.md")]
 
 pub mod chat;
 pub mod config;

@@ -224,7 +224,7 @@ impl Engine {
         answer: &Answer<'_>,
     ) -> Result<Round> {
         let tokens_left = request.tokens_max - answer.tokens().len();
-        let mut positions_left = self.context_max - sequence.committed;
+        let mut positions_left = self.context_max.saturating_sub(sequence.committed);
         if let Some(drafter) = &self.drafter {
             // Beyond the positions that the draft was trained for, nothing is drafted.
             let draft_left = drafter.positions_max().saturating_sub(sequence.committed);

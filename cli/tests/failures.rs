@@ -1,0 +1,71 @@
+//! Ranks as processes that die or stall: the others end with an error that names them.
+
+use std::{
+    io::{BufRead, BufReader},
+    process::{Child, ChildStderr, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+/// A long answer over two ranks; returns the process id of rank 1.
+fn start(timeout_seconds: &str) -> (Child, BufReader<ChildStderr>, Vec<String>) {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_paceline"))
+        .args(["generate", "--tp", "2", "--processes", "--timeout", timeout_seconds])
+        .args(["--prompt", "Once", "--max-tokens", "100000", "--ignore-eos", "--context", "2048"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    stderr.read_line(&mut line).unwrap();
+    let ids = line.split('[').nth(1).unwrap().split(']').next().unwrap();
+    let ids = ids.split(", ").map(str::to_owned).collect();
+    // The first text has come: all ranks are in the middle of it.
+    let mut stdout = BufReader::new(child.stdout.as_mut().unwrap());
+    stdout.fill_buf().unwrap();
+    (child, stderr, ids)
+}
+
+fn signal(name: &str, id: &str) {
+    assert!(Command::new("kill").args([name, id]).status().unwrap().success());
+}
+
+/// Drains standard output, so that the program never waits for its reader.
+fn finish(mut child: Child, mut stderr: BufReader<ChildStderr>) -> (bool, String) {
+    let mut stdout = child.stdout.take().unwrap();
+    let reader = std::thread::spawn(move || std::io::copy(&mut stdout, &mut std::io::sink()));
+    let mut message = String::new();
+    std::io::Read::read_to_string(&mut stderr, &mut message).unwrap();
+    reader.join().unwrap().unwrap();
+    (child.wait().unwrap().success(), message)
+}
+
+#[test]
+fn a_killed_rank_is_named() {
+    let (child, stderr, ids) = start("60");
+    let killed = Instant::now();
+    signal("-KILL", &ids[0]);
+    let (success, message) = finish(child, stderr);
+    assert!(!success && message.contains("rank 1"), "{message}");
+    assert!(killed.elapsed() < Duration::from_secs(20), "long before the deadline");
+}
+
+#[test]
+fn a_stalled_rank_is_named_after_the_deadline() {
+    let (child, stderr, ids) = start("2");
+    signal("-STOP", &ids[0]);
+    let (success, message) = finish(child, stderr);
+    assert!(!success && message.contains("rank 1"), "{message}");
+    // Rank 0 ended it with itself.
+    assert!(!Command::new("kill").args(["-0", &ids[0]]).status().unwrap().success());
+}
+
+#[test]
+fn no_rank_outlives_a_killed_leader() {
+    let (mut child, stderr, ids) = start("60");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // Its stderr is inherited by the ranks: it closes when the last of them has ended.
+    let (_, _) = (ids, std::io::read_to_string(stderr).unwrap());
+}

@@ -1,0 +1,215 @@
+//! The program as a user runs it: real processes, pipes and files.
+
+use std::{
+    io::Write,
+    process::{Command, Output, Stdio},
+};
+
+use serde_json::Value;
+
+fn paceline(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_paceline"));
+    command.args(arguments).stdin(Stdio::null());
+    for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    paceline(arguments).output().unwrap()
+}
+
+fn json(arguments: &[&str]) -> Value {
+    let output = run(arguments);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {error}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn reference() -> Value {
+    serde_json::from_str(include_str!("../../testdata/stories-moe.json")).unwrap()
+}
+
+fn joined(ids: &Value) -> String {
+    let ids: Vec<String> = ids.as_array().unwrap().iter().map(ToString::to_string).collect();
+    ids.join(",")
+}
+
+/// Ids in, the reference's ids out, whoever computes them: one rank, threads, processes.
+#[test]
+fn json_equals_the_reference_over_threads_and_processes() {
+    let reference = reference();
+    let prompt = &reference["prompts"][2];
+    let ids = joined(&prompt["ids"]);
+    let base =
+        ["generate", "--json", "--ignore-eos", "--max-tokens", "64", "--token-ids", ids.as_str()];
+    let ways: [&[&str]; 6] = [
+        &["--spec", "off"],
+        &["--spec", "chain", "--draft-tokens", "3", "--tp", "2"],
+        &["--spec", "tree", "--tp", "4", "--expert-parallel"],
+        &["--tp", "2", "--processes"],
+        &["--spec", "off", "--tp", "8", "--processes"],
+        &["--spec", "tree", "--tp", "4", "--processes", "--expert-parallel"],
+    ];
+    for way in ways {
+        let object = json(&[&base, way].concat());
+        assert_eq!(object["prompt_ids"], prompt["ids"]);
+        assert_eq!(object["token_ids"], prompt["greedy_ids"], "{way:?}");
+        assert_eq!(object["finish_reason"], "length");
+        let rounds = object["speculation"]["rounds"].as_u64().unwrap();
+        let passes = rounds + 1;
+        let calls = object["all_reduce"]["host"].as_u64().unwrap_or(0);
+        let expected = if way.contains(&"--tp") { 16 * passes } else { 0 };
+        assert_eq!(calls, expected, "{way:?}: two all-reduces a layer and pass");
+        if way.contains(&"tree") {
+            assert_eq!(object["speculation"]["mode"], "tree");
+            let mean = object["speculation"]["mean_acceptance_length"].as_f64().unwrap();
+            assert!(mean > 2.0, "{mean}");
+        }
+    }
+}
+
+#[test]
+fn chat_renders_the_template() {
+    let reference = reference();
+    let prompt = &reference["prompts"][3];
+    let message = prompt["messages"][0]["content"].as_str().unwrap();
+    let expected = &prompt["ids"];
+    let object = json(&["generate", "--json", "--max-tokens", "8", "--chat", message]);
+    assert_eq!(&object["prompt_ids"], expected);
+    assert_eq!(
+        object["token_ids"].as_array().unwrap()[..],
+        prompt["greedy_ids"].as_array().unwrap()[..8]
+    );
+    let object = json(&["generate", "--json", "--max-tokens", "1", "--chat", "--prompt", message]);
+    assert_eq!(&object["prompt_ids"], expected);
+}
+
+#[test]
+fn prompts_come_from_files_and_standard_input() {
+    let reference = reference();
+    let prompt = &reference["prompts"][7];
+    let text = prompt["text"].as_str().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("prompt.txt");
+    std::fs::write(&file, text).unwrap();
+    let object = json(&["generate", "--json", "--max-tokens", "1", file.to_str().unwrap()]);
+    assert_eq!(object["prompt_ids"], prompt["ids"]);
+    let mut child = paceline(&["generate", "--json", "--max-tokens", "1"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(object["prompt_ids"], prompt["ids"]);
+}
+
+#[test]
+fn top_logits_are_the_references() {
+    let reference = reference();
+    let prompt = &reference["prompts"][4];
+    let ids = joined(&prompt["ids"]);
+    let object = json(&[
+        "generate",
+        "--json",
+        "--max-tokens",
+        "1",
+        "--token-ids",
+        &ids,
+        "--top-logits",
+        "20",
+        "--logprobs",
+    ]);
+    let last = prompt["ids"].as_array().unwrap().len() as u64 - 1;
+    let expected = prompt["logits"].as_array().unwrap();
+    let expected = expected.iter().find(|row| row["position"] == last).unwrap();
+    let got = &object["top_logits"][0];
+    assert_eq!(got["position"], last);
+    for (got, expected) in
+        got["top"].as_array().unwrap().iter().zip(expected["top"].as_array().unwrap())
+    {
+        assert_eq!(got[0], expected[0]);
+        let difference = got[1].as_f64().unwrap() - expected[1].as_f64().unwrap();
+        assert!(difference.abs() < 1e-3, "{got} {expected}");
+    }
+    let difference = got["logsumexp"].as_f64().unwrap() - expected["logsumexp"].as_f64().unwrap();
+    assert!(difference.abs() < 1e-3);
+    assert!(object["logprobs"][0].as_f64().unwrap() <= 0.0);
+}
+
+/// The text that streams is the text of the JSON object.
+#[test]
+fn text_streams_to_standard_output() {
+    let arguments = ["generate", "--chat", "What is a bridge?", "--max-tokens", "40"];
+    let text = json(&[&arguments[..], &["--json"]].concat())["text"].as_str().unwrap().to_owned();
+    let output = run(&arguments);
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), text + "\n");
+    let summary = String::from_utf8(output.stderr).unwrap();
+    assert!(summary.contains("tok/s") && summary.contains("tokens a round"), "{summary}");
+    let quiet = run(&[&arguments[..], &["--quiet"]].concat());
+    assert!(quiet.stderr.is_empty());
+}
+
+/// A reader that goes away ends the program quietly.
+#[test]
+fn a_closed_pipe_is_no_error() {
+    let mut child =
+        paceline(&["generate", "--prompt", "Once", "--max-tokens", "500", "--ignore-eos"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(!message.contains("panic"), "{message}");
+}
+
+/// Each mistake has an answer that names it and says what to do.
+#[test]
+fn mistakes_have_clear_answers() {
+    let directory = tempfile::tempdir().unwrap();
+    let empty = directory.path().to_str().unwrap();
+    let not_text = directory.path().join("prompt");
+    std::fs::write(&not_text, [b'a', 0xFF]).unwrap();
+    let cases: [(&[&str], &str); 12] = [
+        (&["--prompt", ""], "empty"),
+        (&["--model", "/does/not/exist", "--prompt", "x"], "/does/not/exist"),
+        (&["--model", empty, "--prompt", "x"], "config.json"),
+        (&["/does/not/exist.txt"], "/does/not/exist.txt"),
+        (&[not_text.to_str().unwrap()], "UTF-8"),
+        (&["--prompt", "x", "--tp", "3"], "3"),
+        (&["--token-ids", "9999"], "4095"),
+        (&["--prompt", "x", "--top-p", "2"], "top-p"),
+        (&["--prompt", "x", "--context", "99999"], "2048"),
+        (&["--prompt", "x", "--spec", "tree", "--draft-tokens", "900"], "nodes"),
+        (&["--prompt", "x", "--init", "nonsense"], "env://"),
+        (&["--chat", "x", "--template-arg", "a"], "NAME=JSON"),
+    ];
+    for (arguments, expected) in cases {
+        let output = run(&[&["generate"], arguments].concat());
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success(), "{arguments:?}");
+        assert!(message.contains(expected), "{arguments:?}: {message}");
+        assert!(!message.contains("panicked"), "{arguments:?}: {message}");
+    }
+}
+
+#[test]
+fn doctor_and_inspect_answer() {
+    let doctor = json(&["doctor", "--json"]);
+    assert_eq!(doctor["back_ends"][0]["subject"], "host");
+    assert_eq!(doctor["back_ends"][0]["usable"], true);
+    assert!(doctor["gpus"][0]["reason"].is_string());
+    let inspect = json(&["inspect", "--json", "--tp", "4"]);
+    assert_eq!(inspect["layers"], 8);
+    assert_eq!(inspect["ranks"].as_array().unwrap().len(), 4);
+    assert_eq!(inspect["problems"].as_array().unwrap().len(), 0);
+    let output = run(&["inspect", "--tp", "3"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stdout).unwrap().contains("would not load"));
+}
