@@ -231,8 +231,8 @@ fn weight(format: &str, outputs: usize, inputs: usize, seed: u64) -> Weight {
     weight.expect("the parts fit each other")
 }
 
-/// Percentiles 10, 50 and 90 of the time of `work`, called again and again for the time of the options. Short work is timed
-/// in batches of about 100 µs.
+/// Percentiles 10, 50 and 90 of the time of `work`, called again and again for the time of the
+/// options. Short work is timed in batches of about 100 µs.
 fn measure(options: &Options, mut work: impl FnMut(usize)) -> [Duration; 3] {
     let start = Instant::now();
     let mut rounds = 0;

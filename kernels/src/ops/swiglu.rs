@@ -31,7 +31,7 @@ pub fn swiglu(stream: &Stream, x: &Tensor, gate: &Weight, up: &Weight, out: &mut
     let orders = [Order::of(gate), Order::of(up)];
     let prepared = Prepared::new(stream, x, Slices::whole(inputs), orders);
     let outputs = Outputs::new(out);
-    let pieces = Pieces::of(rows, inputs);
+    let pieces = Pieces::of_both(rows, [gate, up]);
     let grain = (GRAIN_PRODUCTS / 2).div_ceil(UNIT * rows * inputs.max(1));
     stream.split(width.div_ceil(UNIT), grain, |units| {
         let range = units.start * UNIT..(units.end * UNIT).min(width);

@@ -5,7 +5,7 @@ use super::{avx2::Avx2, avx512::Avx512};
 use super::{
     lanes::{Kernel, Lanes},
     portable::Portable,
-    product::{Order, padded},
+    product::{Order, padded, row_pitch},
     scratch::Scratch,
 };
 use crate::{DType, Float, Isa, Stream, Tensor};
@@ -88,7 +88,7 @@ impl Prepared {
         assert!(last + slices.width <= x.width(), "heads reach beyond the rows of the input");
         assert!(x.dtype().is_float(), "activations of type {}", x.dtype());
         let slice = padded(slices.width);
-        let pitch = slices.count * slice;
+        let pitch = row_pitch(slices.count * slice);
         let mut prepared = Self { buffers: [None, None, None], slice, pitch };
         for order in orders {
             let buffer = &mut prepared.buffers[order as usize];
@@ -112,7 +112,7 @@ impl Prepared {
 
 fn fill(stream: &Stream, x: &Tensor, slices: Slices, order: Order) -> Scratch {
     let slice = padded(slices.width);
-    let pitch = slices.count * slice;
+    let pitch = row_pitch(slices.count * slice);
     let mut buffer = Scratch::take(x.rows() * pitch);
     let to = Destination(buffer.as_mut_ptr());
     let from = Source { first: x.as_ptr(), pitch: x.pitch_bytes(), dtype: x.dtype() };

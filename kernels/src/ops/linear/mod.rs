@@ -27,7 +27,7 @@ use std::ops::Range;
 pub(super) use self::{
     inputs::{Inputs, Prepared, Slices, prepare},
     outputs::Outputs,
-    product::{Order, Pieces, Results, padded, product},
+    product::{Order, Pieces, Results, padded, product, row_pitch},
     scratch::Scratch,
 };
 use crate::{Stream, Tensor, Weight};
@@ -94,7 +94,7 @@ pub fn linear_heads(
     let order = Order::of(weight);
     let prepared = Prepared::new(stream, x, slices, [order]);
     let outputs = Outputs::new(out);
-    let pieces = Pieces::of(rows, inputs);
+    let pieces = Pieces::of(rows, weight);
     let units = (heads * head_outputs).div_ceil(UNIT);
     stream.split(units, GRAIN_PRODUCTS.div_ceil(UNIT * rows * inputs.max(1)), |units| {
         let range = units.start * UNIT..(units.end * UNIT).min(heads * head_outputs);

@@ -16,11 +16,11 @@ use super::{
 };
 use crate::{DType, Fp8Weight, INT4_GROUP, Int4Weight, Isa, Tensor, Weight};
 
-/// Most rows for which tiles unpack bf16 themselves.
-const DIRECT_ROWS_MAX: usize = 5;
+/// Weights of a piece that tiles read packed: up to an eighth of a second-level cache of 512 KiB.
+const PACKED_WEIGHTS: usize = 16384;
 /// Floats of an unpacked panel: half of a first-level cache of 32 KiB.
 const PANEL_FLOATS: usize = 4096;
-/// Floats of the rows that pass over a panel: a quarter of a second-level cache of 512 KiB.
+/// Floats of the rows that pass over a piece: a quarter of a second-level cache.
 const BLOCK_FLOATS: usize = 32768;
 
 /// How activations must be ordered for a weight's format.
@@ -60,16 +60,34 @@ pub(crate) struct Pieces {
 }
 
 impl Pieces {
-    /// Pieces of a product of `rows` rows of `inputs` elements.
-    pub(crate) fn of(rows: usize, inputs: usize) -> Self {
-        let width = padded(inputs).max(1);
-        let (rows, outputs) = if rows <= DIRECT_ROWS_MAX {
-            (rows, 64)
-        } else {
-            let rows = (BLOCK_FLOATS / width).clamp(30, 240);
-            (rows / 30 * 30, (PANEL_FLOATS / width).clamp(4, 64) / 4 * 4)
+    /// Pieces of a product of `rows` rows with `weight`.
+    pub(crate) fn of(rows: usize, weight: &Weight) -> Self {
+        let width = padded(weight.in_features()).max(1);
+        let panel = match weight {
+            Weight::Float(values) => values.dtype() == DType::F16,
+            Weight::Int4(_) => false,
+            Weight::Fp8(_) => true,
         };
-        Self { rows, outputs, work: outputs * width }
+        let weights = if panel { PANEL_FLOATS } else { PACKED_WEIGHTS };
+        let outputs = (weights / width).clamp(8, 64) / 8 * 8;
+        let work = match weight {
+            Weight::Int4(_) => outputs * width / INT4_GROUP,
+            _ if panel => outputs * width,
+            _ => 0,
+        };
+        // Whole tiles of 3, 5 or 8 rows.
+        let rows = rows.min((BLOCK_FLOATS / width).clamp(120, 240) / 120 * 120);
+        Self { rows, outputs, work }
+    }
+
+    /// Pieces that suit two products of the same rows.
+    pub(crate) fn of_both(rows: usize, weights: [&Weight; 2]) -> Self {
+        let [one, other] = weights.map(|weight| Self::of(rows, weight));
+        Self {
+            rows: one.rows.min(other.rows),
+            outputs: one.outputs.min(other.outputs),
+            work: one.work.max(other.work),
+        }
     }
 
     /// The pieces of `rows` × `outputs`.
@@ -95,6 +113,12 @@ pub(crate) fn padded(inputs: usize) -> usize {
     inputs.next_multiple_of(32)
 }
 
+/// Floats from row to row of prepared activations of `width` floats: a cache line more, so that
+/// the rows of a tile do not compete for the same sets of the cache.
+pub(crate) fn row_pitch(width: usize) -> usize {
+    width + 16
+}
+
 /// Where results go: f32 rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Results {
@@ -110,7 +134,7 @@ pub(crate) struct Results {
 /// # Safety
 /// Rows and outputs exist; `x` is in the order of the weight and as wide as its inputs, padded;
 /// `results` is valid for writes of that many rows and outputs, and no one else uses it now; rows
-/// and outputs are no more than `Pieces::of(all rows, inputs)` says, and `work` has the size that
+/// and outputs are no more than `Pieces::of` says, and `work` has the size that
 /// it says. The processor has `isa`.
 #[allow(clippy::too_many_arguments)]
 pub(crate) unsafe fn product(

@@ -21,11 +21,20 @@ pub(crate) struct Scratch(Vec<Line>);
 
 impl Scratch {
     /// A buffer of `floats` f32 with arbitrary contents, aligned to a cache line.
+    ///
+    /// It is the smallest free one that is large enough, or else the largest, which then grows.
     pub(crate) fn take(floats: usize) -> Self {
-        let mut lines = FREE.with_borrow_mut(Vec::pop).unwrap_or_default();
         let needed = floats.div_ceil(LINE);
+        let mut lines = FREE.with_borrow_mut(|free| {
+            let large = free.iter().enumerate().filter(|(_, lines)| lines.len() >= needed);
+            let best = large
+                .min_by_key(|(_, lines)| lines.len())
+                .or_else(|| free.iter().enumerate().max_by_key(|(_, lines)| lines.len()))
+                .map(|(index, _)| index);
+            best.map(|index| free.swap_remove(index)).unwrap_or_default()
+        });
         if lines.len() < needed {
-            lines.resize(needed, Line([0.0; LINE]));
+            lines.resize(needed.next_power_of_two(), Line([0.0; LINE]));
         }
         Self(lines)
     }
