@@ -54,7 +54,8 @@ impl Tensor {
     pub fn zeros(dtype: DType, shape: &[usize]) -> Self {
         let (dimensions, array) = shape_array(shape);
         let bytes = checked_bytes(dtype, shape).expect("the size of an activation fits in memory");
-        let storage = Storage::Owned(vec![Chunk([0; ALIGNMENT]); bytes.div_ceil(ALIGNMENT)]);
+        // Zeroed pages come from the system untouched, so memory counts when it is first used.
+        let storage = Storage::Owned(bytemuck::zeroed_vec(bytes.div_ceil(ALIGNMENT)));
         let pitch = array[dimensions - 1] * dtype.bytes();
         Self { dtype, shape: array, dimensions, pitch, storage, offset: 0 }
     }

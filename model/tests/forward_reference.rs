@@ -50,13 +50,8 @@ fn run(
     let slots: Vec<u32> = (0..(context + rows) as u32).collect();
     let logit_rows: Vec<u32> = (0..rows as u32).collect();
     let segment = Segment { first_row: 0, rows, context, earlier: 0, slots: &slots, paths: None };
-    let pass = Pass {
-        tokens,
-        positions: &positions,
-        segments: &[segment],
-        form,
-        logit_rows: &logit_rows,
-    };
+    let pass =
+        Pass { tokens, positions: &positions, segments: &[segment], form, logit_rows: &logit_rows };
     model.forward(&pass, cache).unwrap();
     model.logits().as_slice::<f32>().to_vec()
 }

@@ -17,6 +17,7 @@ use crate::{
 /// The answer of a request as it grows.
 pub(crate) struct Answer<'a> {
     request: &'a Request,
+    tokens_max: usize,
     stop_ids: Vec<u32>,
     tokens: Vec<u32>,
     text: String,
@@ -30,11 +31,13 @@ impl<'a> Answer<'a> {
     /// An empty answer.
     pub(crate) fn new(
         request: &'a Request,
+        tokens_max: usize,
         tokenizer: Option<&Tokenizer>,
         stop_ids: Vec<u32>,
     ) -> Self {
         Self {
             request,
+            tokens_max,
             stop_ids,
             tokens: Vec::new(),
             text: String::new(),
@@ -43,6 +46,11 @@ impl<'a> Answer<'a> {
             statistics: Statistics::default(),
             accepted: Vec::new(),
         }
+    }
+
+    /// The most tokens that there is room for.
+    pub(crate) fn tokens_max(&self) -> usize {
+        self.tokens_max
     }
 
     /// The tokens so far.
@@ -80,7 +88,7 @@ impl<'a> Answer<'a> {
                     return Some(FinishReason::Stop);
                 }
             }
-            if self.tokens.len() == self.request.tokens_max {
+            if self.tokens.len() == self.tokens_max {
                 return Some(FinishReason::Length);
             }
         }

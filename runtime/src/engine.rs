@@ -151,7 +151,9 @@ impl Engine {
     ) -> Result<Outcome> {
         let started = Instant::now();
         let mut sampler = Sampler::new(request.sampling);
-        let mut answer = Answer::new(request, self.tokenizer.as_ref(), self.stop_ids.clone());
+        let tokens_max = request.tokens_max.min(self.context_max - request.prompt.len());
+        let stop_ids = self.stop_ids.clone();
+        let mut answer = Answer::new(request, tokens_max, self.tokenizer.as_ref(), stop_ids);
         let speculates = request.speculation != Speculation::Off;
         let mut timings = Timings::default();
         let flow = self.prefill(request, sequence, on_event)?;
@@ -223,13 +225,11 @@ impl Engine {
         sampler: &mut Sampler,
         answer: &Answer<'_>,
     ) -> Result<Round> {
-        let tokens_left = request.tokens_max - answer.tokens().len();
-        let mut positions_left = self.context_max.saturating_sub(sequence.committed);
-        if let Some(drafter) = &self.drafter {
-            // Beyond the positions that the draft was trained for, nothing is drafted.
-            let draft_left = drafter.positions_max().saturating_sub(sequence.committed);
-            positions_left = positions_left.min(draft_left);
-        }
+        let tokens_left = answer.tokens_max() - answer.tokens().len();
+        // Beyond the positions that the draft was trained for, nothing is drafted. The target's
+        // own end is in `tokens_max`.
+        let draft_positions = self.drafter.as_ref().map_or(usize::MAX, Drafter::positions_max);
+        let positions_left = draft_positions.saturating_sub(sequence.committed);
         let limits = Limits::remaining(tokens_left, positions_left, self.tree_rows_max);
         let plan = match request.speculation {
             Speculation::Off => Plan::Plain,
