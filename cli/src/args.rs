@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-/// Runs large mixture-of-experts models with EAGLE-3 speculative decoding over the ranks of one box.
+/// Runs large mixture-of-experts models with EAGLE-3 speculation over the ranks of one box.
 #[derive(Debug, Parser)]
 #[command(name = "paceline", version, max_term_width = 100)]
 pub(crate) struct Arguments {

@@ -17,7 +17,7 @@ pub(crate) enum Place {
     /// Rank 0, with the processes that it started.
     Leader(Ranks, RankProcesses),
     /// Another rank.
-    Server(Communicator),
+    Server(Box<Communicator>),
 }
 
 /// Finds this process's place, and starts the other ranks if it is to.
@@ -31,8 +31,8 @@ pub(crate) fn place(model: &ModelArguments, arguments: &DistributedArguments) ->
         let world_size = arguments.world_size.or(tp);
         let communicator = join(method, world_size, arguments.rank, timeout)?;
         return Ok(match communicator.rank().0 {
-            0 => Place::Leader(Ranks::Process(communicator), RankProcesses::default()),
-            _ => Place::Server(communicator),
+            0 => Place::Leader(Ranks::Process(Box::new(communicator)), RankProcesses::default()),
+            _ => Place::Server(Box::new(communicator)),
         });
     }
     let count = tp.unwrap_or(1);
@@ -40,7 +40,7 @@ pub(crate) fn place(model: &ModelArguments, arguments: &DistributedArguments) ->
         let processes = RankProcesses::start(count)?;
         let method = processes.method();
         let communicator = join(&method, Some(count), Some(0), timeout)?;
-        return Ok(Place::Leader(Ranks::Process(communicator), processes));
+        return Ok(Place::Leader(Ranks::Process(Box::new(communicator)), processes));
     }
     Ok(Place::Leader(Ranks::Threads { count, timeout }, RankProcesses::default()))
 }

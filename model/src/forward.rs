@@ -64,8 +64,8 @@ struct Layer {
 }
 
 enum LayerFfn {
-    Dense(MlpWeights),
-    Experts(MoeLayer),
+    Dense(Box<MlpWeights>),
+    Experts(Box<MoeLayer>),
 }
 
 /// Activations of a pass.
@@ -364,8 +364,8 @@ impl From<crate::weights::LayerWeights> for Layer {
             attention: weights.attention,
             ffn_norm: weights.ffn_norm,
             ffn: match weights.ffn {
-                Ffn::Dense(mlp) => LayerFfn::Dense(mlp),
-                Ffn::Moe(experts) => LayerFfn::Experts(experts.into()),
+                Ffn::Dense(mlp) => LayerFfn::Dense(Box::new(mlp)),
+                Ffn::Moe(experts) => LayerFfn::Experts(Box::new(experts.into())),
             },
         }
     }

@@ -112,7 +112,7 @@ impl Drafter {
     }
 
     /// Number of tokens that the draft can propose.
-    pub(crate) fn vocabulary(&self) -> usize {
+    pub(crate) fn proposable_tokens(&self) -> usize {
         self.draft.config().draft_vocabulary
     }
 

@@ -305,7 +305,7 @@ impl Engine {
             Speculation::Tree(tree)
                 if tree.nodes() > rows_max
                     || tree.topk() * (tree.depth() - 1) > rows_max
-                    || tree.topk() > drafter.vocabulary() =>
+                    || tree.topk() > drafter.proposable_tokens() =>
             {
                 let limit = format!("{rows_max} rows were set aside for trees");
                 refuse("the tree", format!("{tree:?}"), limit, "choose a smaller one")

@@ -125,7 +125,7 @@ pub(crate) fn lead(
 ) -> Result<(Leader, Option<Drafter>)> {
     let plan = Arc::new(plan);
     let (communicator, mut threads) = match ranks {
-        Ranks::Process(communicator) => (communicator, RankThreads::default()),
+        Ranks::Process(communicator) => (*communicator, RankThreads::default()),
         Ranks::Threads { count: 1, .. } => (Communicator::alone(), RankThreads::default()),
         Ranks::Threads { count, timeout } => {
             let group = GroupOptions { timeout, ..GroupOptions::default() };

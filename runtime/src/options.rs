@@ -68,5 +68,5 @@ pub enum Ranks {
         timeout: Duration,
     },
     /// This process is one rank of a group of processes.
-    Process(Communicator),
+    Process(Box<Communicator>),
 }

@@ -36,7 +36,7 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
     let (ranks, processes) = match place(&arguments.model, &arguments.distributed)? {
         Place::Server(communicator) => {
             let rank = communicator.rank();
-            serve(&options, communicator).with_context(|| format!("rank {rank}"))?;
+            serve(&options, *communicator).with_context(|| format!("rank {rank}"))?;
             return Ok(ExitCode::SUCCESS);
         }
         Place::Leader(ranks, processes) => (ranks, processes),
@@ -68,15 +68,19 @@ fn generate(
     let mut stdout = std::io::stdout().lock();
     let mut tokens = Vec::new();
     let outcome = engine.generate(request, |event| {
-        match event {
-            Event::Token(token) if json => tokens.push(token.clone()),
-            Event::Text(text) if !json => {
-                // A reader that has gone away wants no more; that is no error.
-                if stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).is_err() {
-                    return ControlFlow::Break(());
-                }
+        let written = match event {
+            Event::Token(token) if json => {
+                tokens.push(token.clone());
+                Ok(())
             }
-            _ => {}
+            Event::Text(text) if !json => {
+                stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
+            }
+            _ => Ok(()),
+        };
+        // A reader that has gone away wants no more; that is no error.
+        if written.is_err() {
+            return ControlFlow::Break(());
         }
         ControlFlow::Continue(())
     })?;

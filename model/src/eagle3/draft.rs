@@ -41,8 +41,8 @@ pub struct Draft {
 }
 
 enum Attention {
-    Grouped(GroupedAttention),
-    Latent(LatentAttention),
+    Grouped(Box<GroupedAttention>),
+    Latent(Box<LatentAttention>),
 }
 
 /// Rows of one pass of the draft.
@@ -372,7 +372,7 @@ impl Attention {
         match config.kind {
             DraftKind::Llama { kv_heads, head_dim } => {
                 let rows = |width: usize| Tensor::zeros(dtype, &[rows_max, width]);
-                Self::Grouped(GroupedAttention {
+                Self::Grouped(Box::new(GroupedAttention {
                     heads,
                     kv_heads,
                     head_dim,
@@ -381,7 +381,7 @@ impl Attention {
                     key: rows(kv_heads * head_dim),
                     value: rows(kv_heads * head_dim),
                     mixed: rows(heads * head_dim),
-                })
+                }))
             }
             DraftKind::Mla {
                 q_lora_rank,
@@ -400,7 +400,7 @@ impl Attention {
                     epsilon: config.rms_norm_eps,
                     scale: config.softmax_scale(),
                 };
-                Self::Latent(LatentAttention::new(sizes, dtype, rows_max))
+                Self::Latent(Box::new(LatentAttention::new(sizes, dtype, rows_max)))
             }
         }
     }

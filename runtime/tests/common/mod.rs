@@ -1,6 +1,6 @@
 //! What several tests need: the demo engine, the reference prompts, greedy runs.
 
-#![allow(dead_code, reason = "each test uses a part of it")]
+#![allow(dead_code, unreachable_pub, reason = "each test uses a part of it")]
 
 use std::{ops::ControlFlow, time::Duration};
 

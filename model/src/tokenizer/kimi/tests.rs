@@ -1,3 +1,5 @@
+//! Splitting, merging and special tokens of the Kimi tokenizer.
+
 use std::collections::BTreeMap;
 
 use serde_json::json;
