@@ -1,8 +1,8 @@
 //! What ranks do together: rank 0 decides, all ranks compute.
 //!
-//! [`protocol`] is what rank 0 says, [`rank`] what every rank does with it, [`leader`] how rank 0
+//! [`protocol`] is what rank 0 says, `rank.rs` what every rank does with it, `leader.rs` how rank 0
 //! drives the others, be they threads of this process or processes of their own.
 
-pub mod leader;
+pub(crate) mod leader;
 pub mod protocol;
 pub(crate) mod rank;
