@@ -116,13 +116,16 @@ pub(crate) struct DistributedArguments {
     /// tcp://HOST:PORT or file://PATH.
     #[arg(long, value_name = "METHOD")]
     pub(crate) init: Option<String>,
+    /// The group was started by paceline itself, whatever the environment says.
+    #[arg(long, hide = true, requires = "init")]
+    pub(crate) own_group: bool,
     /// This process's rank, if the environment does not say.
     #[arg(long, value_name = "R", requires = "init")]
     pub(crate) rank: Option<usize>,
     /// Number of ranks, if neither --tp nor the environment says.
     #[arg(long, value_name = "N", requires = "init")]
     pub(crate) world_size: Option<usize>,
-    /// Seconds after which a rank that does not come is given up.
+    /// Seconds after which a rank that does not come, or stalls, is given up.
     #[arg(long, value_name = "SECONDS", default_value_t = 60,
           value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub(crate) timeout: u32,
@@ -135,17 +138,18 @@ pub(crate) struct SpeculationArguments {
     /// How to draft [default: auto with a draft, else off].
     #[arg(long, value_enum)]
     pub(crate) spec: Option<SpecArgument>,
-    /// Drafted tokens: length of a chain [default: 4], nodes of a tree [default: 15].
+    /// Drafted tokens: length of a chain [default: 4], nodes of a tree [default: 15], or the most
+    /// that auto may draft [default: 15].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) draft_tokens: Option<u16>,
-    /// Children of a tree's nodes.
-    #[arg(long, value_name = "K", default_value_t = 4,
+    /// Children of a tree's nodes [default: 4].
+    #[arg(long, value_name = "K",
           value_parser = clap::value_parser!(u16).range(1..=64))]
-    pub(crate) draft_topk: u16,
-    /// Levels of a tree.
-    #[arg(long, value_name = "D", default_value_t = 4,
+    pub(crate) draft_topk: Option<u16>,
+    /// Levels of a tree [default: 4].
+    #[arg(long, value_name = "D",
           value_parser = clap::value_parser!(u16).range(1..=64))]
-    pub(crate) draft_depth: u16,
+    pub(crate) draft_depth: Option<u16>,
 }
 
 /// How tokens are chosen and when to end.
@@ -162,7 +166,7 @@ pub(crate) struct SamplingArguments {
     #[arg(long, value_name = "TEXT")]
     pub(crate) stop: Vec<String>,
     /// Divisor of the logits; 0 always takes the likeliest token.
-    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
     pub(crate) temperature: f32,
     /// Keep this many likeliest tokens; 0 keeps all.
     #[arg(long, value_name = "K", default_value_t = 0)]
@@ -173,7 +177,8 @@ pub(crate) struct SamplingArguments {
     /// Keep tokens with at least this share of the likeliest one's probability.
     #[arg(long, value_name = "P", default_value_t = 0.0)]
     pub(crate) min_p: f32,
-    /// Start of the random numbers.
+    /// Start of the random numbers: repeats a run with --spec off, chain or tree (auto follows the
+    /// clock).
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
 }

@@ -29,7 +29,8 @@ pub(crate) fn place(model: &ModelArguments, arguments: &DistributedArguments) ->
             ensure!(tp == world_size, "--tp {tp} and --world-size {world_size} contradict");
         }
         let world_size = arguments.world_size.or(tp);
-        let communicator = join(method, world_size, arguments.rank, timeout)?;
+        let own = arguments.own_group;
+        let communicator = join(method, world_size, arguments.rank, timeout, own)?;
         return Ok(match communicator.rank().0 {
             0 => Place::Leader(Ranks::Process(Box::new(communicator)), RankProcesses::default()),
             _ => Place::Server(Box::new(communicator)),
@@ -39,7 +40,7 @@ pub(crate) fn place(model: &ModelArguments, arguments: &DistributedArguments) ->
     if arguments.processes && count > 1 {
         let processes = RankProcesses::start(count)?;
         let method = processes.method();
-        let communicator = join(&method, Some(count), Some(0), timeout)?;
+        let communicator = join(&method, Some(count), Some(0), timeout, true)?;
         return Ok(Place::Leader(Ranks::Process(Box::new(communicator)), processes));
     }
     Ok(Place::Leader(Ranks::Threads { count, timeout }, RankProcesses::default()))
@@ -50,10 +51,12 @@ fn join(
     world_size: Option<usize>,
     rank: Option<usize>,
     timeout: Duration,
+    ignore_environment: bool,
 ) -> Result<Communicator> {
     let group = GroupOptions { timeout, ..GroupOptions::default() };
     let method = InitMethod::parse(method)?;
-    let options = InitOptions { world_size, rank, group, ..InitOptions::new(method) };
+    let options =
+        InitOptions { world_size, rank, group, ignore_environment, ..InitOptions::new(method) };
     Ok(init_distributed(&options)?)
 }
 
@@ -75,13 +78,12 @@ impl RankProcesses {
         let mut processes = Self { meeting: Some(meeting), children: Vec::new() };
         for rank in 1..count {
             let mut command = Command::new(&program);
-            command.args(std::env::args_os().skip(1).filter(|argument| argument != "--processes"));
-            command.arg("--init").arg(processes.method());
+            // Right after the command's name: behind the rest they could be taken for a file.
+            let mut arguments = std::env::args_os().skip(1);
+            command.args(arguments.next());
+            command.arg("--init").arg(processes.method()).arg("--own-group");
             command.args(["--world-size", &count.to_string(), "--rank", &rank.to_string()]);
-            // Variables of an outer launcher describe another group.
-            for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
-                command.env_remove(name);
-            }
+            command.args(arguments.filter(|argument| argument != "--processes"));
             command.stdin(Stdio::null()).stdout(Stdio::null());
             let child = command.spawn().with_context(|| format!("cannot start rank {rank}"))?;
             processes.children.push(child);

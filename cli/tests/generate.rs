@@ -70,6 +70,37 @@ fn json_equals_the_reference_over_threads_and_processes() {
     }
 }
 
+/// Ranks that paceline starts itself do not mind what launched paceline.
+#[test]
+fn processes_work_inside_another_launchers_environment() {
+    let mut command = paceline(&["generate", "--tp", "2", "--processes", "--prompt", "Once"]);
+    command.args(["--max-tokens", "4", "--json"]);
+    for (name, value) in [("WORLD_SIZE", "7"), ("RANK", "3"), ("SLURM_PROCID", "5")] {
+        command.env(name, value);
+    }
+    let output = command.output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+}
+
+/// Ranks by hand that are started differently say so instead of computing nonsense.
+#[test]
+fn ranks_that_were_started_differently_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let method = format!("file://{}", directory.path().join("meeting").display());
+    let start = |rank: &str, more: &[&str]| {
+        let mut command = paceline(&["generate", "--init", &method, "--world-size", "2"]);
+        command.args(["--rank", rank, "--prompt", "Once", "--timeout", "20"]).args(more);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let (first, second) = (start("0", &[]), start("1", &["--expert-parallel"]));
+    for child in [first, second] {
+        let output = child.wait_with_output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && error.contains("--expert-parallel"), "{error}");
+    }
+}
+
 #[test]
 fn chat_renders_the_template() {
     let reference = reference();
@@ -112,32 +143,28 @@ fn top_logits_are_the_references() {
     let reference = reference();
     let prompt = &reference["prompts"][4];
     let ids = joined(&prompt["ids"]);
-    let object = json(&[
-        "generate",
-        "--json",
-        "--max-tokens",
-        "1",
-        "--token-ids",
-        &ids,
-        "--top-logits",
-        "20",
-        "--logprobs",
-    ]);
+    let base = ["generate", "--json", "--max-tokens", "1", "--token-ids", &ids, "--logprobs"];
+    let base = [&base[..], &["--top-logits", "20"]].concat();
+    let ways: [&[&str]; 4] =
+        [&[], &["--tp", "2", "--expert-parallel"], &["--tp", "8"], &["--tp", "4", "--processes"]];
     let last = prompt["ids"].as_array().unwrap().len() as u64 - 1;
     let expected = prompt["logits"].as_array().unwrap();
     let expected = expected.iter().find(|row| row["position"] == last).unwrap();
-    let got = &object["top_logits"][0];
-    assert_eq!(got["position"], last);
-    for (got, expected) in
-        got["top"].as_array().unwrap().iter().zip(expected["top"].as_array().unwrap())
-    {
-        assert_eq!(got[0], expected[0]);
-        let difference = got[1].as_f64().unwrap() - expected[1].as_f64().unwrap();
-        assert!(difference.abs() < 1e-3, "{got} {expected}");
+    let tops = expected["top"].as_array().unwrap();
+    for way in ways {
+        let object = json(&[&base, way].concat());
+        let got = &object["top_logits"][0];
+        assert_eq!(got["position"], last);
+        for (got, expected) in got["top"].as_array().unwrap().iter().zip(tops) {
+            assert_eq!(got[0], expected[0], "{way:?}");
+            let difference = got[1].as_f64().unwrap() - expected[1].as_f64().unwrap();
+            assert!(difference.abs() < 1e-3, "{way:?}: {got} {expected}");
+        }
+        let difference =
+            got["logsumexp"].as_f64().unwrap() - expected["logsumexp"].as_f64().unwrap();
+        assert!(difference.abs() < 1e-3);
+        assert!(object["logprobs"][0].as_f64().unwrap() <= 0.0);
     }
-    let difference = got["logsumexp"].as_f64().unwrap() - expected["logsumexp"].as_f64().unwrap();
-    assert!(difference.abs() < 1e-3);
-    assert!(object["logprobs"][0].as_f64().unwrap() <= 0.0);
 }
 
 /// The text that streams is the text of the JSON object.
@@ -176,7 +203,10 @@ fn mistakes_have_clear_answers() {
     let empty = directory.path().to_str().unwrap();
     let not_text = directory.path().join("prompt");
     std::fs::write(&not_text, [b'a', 0xFF]).unwrap();
-    let cases: [(&[&str], &str); 12] = [
+    let cases: [(&[&str], &str); 15] = [
+        (&["--chat", "x", "--prompt", "y"], "--prompt"),
+        (&["--prompt", "x", "--spec", "off", "--draft-tokens", "3"], "--draft-tokens"),
+        (&["--prompt", "x", "--draft-topk", "3"], "--spec tree"),
         (&["--prompt", ""], "empty"),
         (&["--model", "/does/not/exist", "--prompt", "x"], "/does/not/exist"),
         (&["--model", empty, "--prompt", "x"], "config.json"),

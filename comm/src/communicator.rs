@@ -207,9 +207,23 @@ impl Communicator {
     /// # Errors
     /// See [`Communicator`].
     pub fn broadcast_bytes(&mut self, message: &mut Vec<u8>, root: Rank) -> Result<()> {
+        self.send_bytes(message, root, Limit::Liveness)
+    }
+
+    /// As [`broadcast_bytes`](Self::broadcast_bytes), for receivers that do not idle: if the root
+    /// does not come within the group's timeout, they get [`CommError::Timeout`]. Ranks may call
+    /// one or the other.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
+    pub fn broadcast_bytes_in_time(&mut self, message: &mut Vec<u8>, root: Rank) -> Result<()> {
+        self.send_bytes(message, root, Limit::Deadline)
+    }
+
+    fn send_bytes(&mut self, message: &mut Vec<u8>, root: Rank, limit: Limit) -> Result<()> {
         self.check_root(Collective::BroadcastBytes, root)?;
         let Some(channel) = self.group.channel_mut() else { return Ok(()) };
-        algorithms::broadcast_bytes(channel, message, root, Limit::Liveness)?;
+        algorithms::broadcast_bytes(channel, message, root, limit)?;
         self.messages.add(message.len());
         Ok(())
     }

@@ -80,6 +80,8 @@ pub struct InitOptions {
     pub rank: Option<usize>,
     /// Its number on its machine (`LOCAL_RANK`, `SLURM_LOCALID`, else the rank).
     pub local_rank: Option<usize>,
+    /// Leave the environment alone: for ranks that a program starts itself, whatever launched it.
+    pub ignore_environment: bool,
     /// The back end; `None` or `auto` lets the policy choose for each size.
     pub backend: Option<String>,
     /// Settings that all ranks must have alike.
@@ -94,6 +96,7 @@ impl InitOptions {
             world_size: None,
             rank: None,
             local_rank: None,
+            ignore_environment: false,
             backend: None,
             group: GroupOptions::default(),
         }
@@ -124,7 +127,9 @@ pub fn init_distributed(options: &InitOptions) -> Result<Communicator> {
 /// The first half of [`init_distributed`]: joins the group, and connects no back end.
 fn join(options: &InitOptions) -> Result<Group> {
     options.group.check()?;
-    let settings = Settings::resolve(options, &|name| std::env::var(name).ok())?;
+    let environment =
+        |name: &str| (!options.ignore_environment).then(|| std::env::var(name).ok()).flatten();
+    let settings = Settings::resolve(options, &environment)?;
     if settings.world_size == 1 {
         return Ok(Group::alone_with(settings.local_rank, options.group.timeout));
     }

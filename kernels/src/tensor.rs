@@ -137,10 +137,10 @@ impl Tensor {
     /// # Panics
     /// If the memory does not hold that many rows, or the tensor is a view.
     pub fn set_rows(&mut self, rows: usize) {
-        self.shape[0] = rows;
-        let bytes = self.bytes();
-        let Storage::Owned(chunks) = &self.storage else { panic!("a view cannot be resized") };
-        assert!(bytes <= chunks.len() * ALIGNMENT, "{rows} rows do not fit this tensor's memory");
+        let mut shape = self.shape;
+        shape[0] = rows;
+        self.assert_fits(&shape[..self.dimensions]);
+        self.shape = shape;
     }
 
     /// Sets the whole shape, within the memory that this tensor already has. Contents are
@@ -149,9 +149,16 @@ impl Tensor {
     /// # Panics
     /// If the memory does not hold it, or the tensor is a view.
     pub fn reshape(&mut self, shape: &[usize]) {
+        self.assert_fits(shape);
         (self.dimensions, self.shape) = shape_array(shape);
         self.pitch = self.width() * self.dtype.bytes();
-        self.set_rows(shape[0]);
+    }
+
+    fn assert_fits(&self, shape: &[usize]) {
+        let Storage::Owned(chunks) = &self.storage else { panic!("a view cannot be resized") };
+        let fits =
+            checked_bytes(self.dtype, shape).is_some_and(|bytes| bytes <= chunks.len() * ALIGNMENT);
+        assert!(fits, "a shape of {shape:?} does not fit this tensor's memory");
     }
 
     /// Sets all elements to zero.
@@ -361,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "do not fit")]
+    #[should_panic(expected = "does not fit")]
     fn rows_beyond_capacity_are_a_bug() {
         Tensor::zeros(DType::F32, &[16, 16]).set_rows(17);
     }

@@ -112,6 +112,30 @@ impl Weight {
         Ok(Self::Fp8(Fp8Weight { codes, scale, block, start: [0, 0] }))
     }
 
+    /// Asserts what the constructors check. Parts can be put together without them, and matrix
+    /// products read through pointers.
+    #[inline]
+    pub(crate) fn assert_consistent(&self) {
+        match self {
+            Self::Float(values) => assert!(values.dtype().is_float() && values.shape().len() == 2),
+            Self::Int4(Int4Weight { packed, scale }) => {
+                assert!(packed.dtype() == DType::I32 && scale.dtype().is_float());
+                let groups = packed.width() * 8 / INT4_GROUP;
+                assert!(scale.rows() == packed.rows() && scale.width() == groups);
+                assert!(packed.width().is_multiple_of(INT4_GROUP / 8));
+            }
+            Self::Fp8(Fp8Weight { codes, scale, block, start }) => {
+                assert!(codes.dtype() == DType::F8E4M3 && scale.dtype() == DType::F32);
+                let blocks = |length: usize, axis: usize| {
+                    assert!(start[axis] < block[axis]);
+                    (start[axis] + length).div_ceil(block[axis])
+                };
+                assert!(scale.rows() >= blocks(codes.rows(), 0));
+                assert!(scale.width() >= blocks(codes.width(), 1));
+            }
+        }
+    }
+
     /// Number of outputs (rows).
     pub fn out_features(&self) -> usize {
         match self {

@@ -120,6 +120,10 @@ impl Drafter {
     /// `slots` are those of the sequence, used if the waiting states must be worked off.
     pub(crate) fn commit(&mut self, taps: &Tensor, rows: &[u32], tokens: &[u32], slots: &[u32]) {
         assert_eq!(rows.len(), tokens.len());
+        // Beyond its positions the draft is of no use any more, so nothing is kept for it.
+        if self.rows + self.pending.tokens.len() + rows.len() > self.positions_max() {
+            return;
+        }
         let mut done = 0;
         while done < rows.len() {
             if self.pending.tokens.len() == self.pending.capacity {

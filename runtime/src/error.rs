@@ -50,6 +50,19 @@ pub enum RuntimeError {
         /// Its error.
         reason: String,
     },
+    /// Ranks were started with different settings or files.
+    #[error(
+        "rank {this} and rank {other} differ in {setting}: start all ranks with the same \
+         options, on the same files"
+    )]
+    RanksDiffer {
+        /// What differs.
+        setting: &'static str,
+        /// This rank.
+        this: usize,
+        /// The other one.
+        other: usize,
+    },
     /// A control message that this version does not understand.
     #[error("a control message from rank 0 is damaged ({what}); run the same version on all ranks")]
     Protocol {

@@ -3,6 +3,7 @@
 use std::{
     sync::Arc,
     thread::{self, JoinHandle},
+    time::{Duration, Instant},
 };
 
 use paceline_comm::{Communicator, Group, GroupOptions, in_process};
@@ -20,7 +21,7 @@ use crate::{
     error::{Result, RuntimeError},
     options::{CONTEXT_DEFAULT_MAX, EngineOptions, Ranks},
     pages::PAGE_ROWS,
-    worker::{leader::Leader, rank::Rank},
+    worker::{agreement::Settings, leader::Leader, rank::Rank},
 };
 
 /// Told bytes done and bytes in all while weights load.
@@ -40,6 +41,7 @@ pub(crate) struct Plan {
 impl Plan {
     /// Reads configurations and opens the checkpoint.
     pub(crate) fn new(options: &EngineOptions) -> Result<Self> {
+        check(options)?;
         let config = ModelConfig::from_json(&options.model.config()?)?;
         let draft = match &options.draft {
             Some(source) => Some(DraftConfig::from_json(&source.config()?)?),
@@ -75,7 +77,7 @@ impl Plan {
     fn rank(
         &self,
         options: &EngineOptions,
-        communicator: Communicator,
+        mut communicator: Communicator,
         progress: Progress<'_>,
     ) -> Result<Rank> {
         let ranks = communicator.world_size();
@@ -85,19 +87,39 @@ impl Plan {
             expert_parallel: options.expert_parallel,
         };
         let stream = Stream::host(threads(options, ranks))?;
+        if ranks > 1 {
+            self.settings(options).agree(&mut communicator, &stream)?;
+        }
         let weights = ModelWeights::load(&self.checkpoint, &self.config, &parallel, progress)?;
         let (config, model_options) = (self.config.clone(), self.model_options.clone());
         let model = Model::new(config, weights, &parallel, communicator, stream, model_options)?;
         Ok(Rank::new(model, self.slots()))
     }
 
+    /// What all ranks must have alike.
+    fn settings(&self, options: &EngineOptions) -> Settings {
+        let ModelOptions { dtype, rows_max, logit_rows_max, capture_points } = &self.model_options;
+        let names: Vec<&str> = self.checkpoint.names().collect();
+        Settings::new()
+            .text("the model's configuration", &format!("{:?}", self.config))
+            .text("the names of its tensors", &names.join("\n"))
+            .number("the size of its weights", self.checkpoint.bytes() as usize)
+            .text("--dtype", dtype.name())
+            .number("--expert-parallel", options.expert_parallel.into())
+            .number("--context", self.context_max)
+            .number("--prefill-rows", *rows_max)
+            .number("the largest tree", *logit_rows_max)
+            .text("the draft's capture points", &format!("{capture_points:?}"))
+    }
+
     /// Loads the draft network for rank 0.
     fn drafter(&self, options: &EngineOptions, model: &Model) -> Result<Option<Drafter>> {
         let (Some(source), Some(config)) = (&options.draft, &self.draft) else { return Ok(None) };
         let weights = DraftWeights::load(&source.checkpoint()?, config)?;
-        let head = match &weights.head {
-            Some(_) => None,
-            None => Some(self.whole_head()?),
+        let head = match (&weights.head, model.whole_head()) {
+            (Some(_), _) => None,
+            (None, Some(head)) => Some(head.clone()),
+            (None, None) => Some(self.whole_head()?),
         };
         let (dtype, rows_max) = (options.dtype, self.model_options.rows_max);
         let embedding: &Tensor = model.embedding();
@@ -145,6 +167,9 @@ pub(crate) fn lead(
     Ok((leader, drafter))
 }
 
+/// How long a failed rank's own error is waited for.
+const EXPLANATION_MAX: Duration = Duration::from_millis(500);
+
 /// Ranks 1 and up as threads of this process.
 #[derive(Default)]
 pub(crate) struct RankThreads {
@@ -176,6 +201,19 @@ impl RankThreads {
         if !error.is_connection() {
             return error;
         }
+        // A thread leaves the group before its error can be collected, so give it a moment.
+        let deadline = Instant::now() + EXPLANATION_MAX;
+        while self.handles.iter().any(Option::is_some) && Instant::now() < deadline {
+            if let Some(failure) = self.own_failure() {
+                return failure;
+            }
+            thread::yield_now();
+        }
+        error
+    }
+
+    /// The error of a finished thread, if it is not about other ranks.
+    fn own_failure(&mut self) -> Option<RuntimeError> {
         for (index, slot) in self.handles.iter_mut().enumerate() {
             let Some(handle) = slot.take_if(|handle| handle.is_finished()) else { continue };
             let reason = match handle.join() {
@@ -184,9 +222,9 @@ impl RankThreads {
                 Ok(Err(other)) => other.to_string(),
                 Err(_) => "it panicked; please report this as a bug".to_owned(),
             };
-            return RuntimeError::RankFailed { rank: index + 1, reason };
+            return Some(RuntimeError::RankFailed { rank: index + 1, reason });
         }
-        error
+        None
     }
 }
 
@@ -206,6 +244,22 @@ impl Drop for RankThreads {
 /// What this rank cannot load, or the failure of any rank.
 pub fn serve(options: &EngineOptions, communicator: Communicator) -> Result<()> {
     Plan::new(options)?.rank(options, communicator, &mut |_, _| {})?.serve()
+}
+
+/// Refuses what no engine can be set up with.
+fn check(options: &EngineOptions) -> Result<()> {
+    let refuse = |what, got: String, limit: &str, advice| {
+        Err(RuntimeError::Request { what, got, limit: limit.to_owned(), advice })
+    };
+    if !options.dtype.is_float() {
+        let got = options.dtype.to_string();
+        return refuse("the type of activations", got, "it must be a float", "take f32 or bf16");
+    }
+    if options.prefill_rows == 0 {
+        let limit = "a prompt goes through in chunks of at least one";
+        return refuse("prefill_rows", "0".to_owned(), limit, "take 256");
+    }
+    Ok(())
 }
 
 fn context_max(options: &EngineOptions, config: &ModelConfig) -> Result<usize> {

@@ -3,8 +3,6 @@
 //! Invariant: plain and speculative decoding ask this module for the same distribution, so that
 //! they differ in speed only.
 
-use std::cmp::Ordering;
-
 use paceline_kernels::Tensor;
 use paceline_spec::{Distribution, ProbabilityRows};
 use rand::{Rng, SeedableRng};
@@ -82,11 +80,12 @@ impl Filter {
     /// Fills `tokens` and `probabilities` from one row of logits.
     fn prepare(&mut self, logits: &[f32]) -> Option<()> {
         let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
+        if logits.iter().any(|logit| logit.is_nan()) {
+            return None;
+        }
         self.order.clear();
         self.order.extend(logits.iter().enumerate().map(|(token, &logit)| (logit, token as u32)));
-        let by_logit = |a: &(f32, u32), b: &(f32, u32)| {
-            b.0.partial_cmp(&a.0).unwrap_or(Ordering::Equal).then(a.1.cmp(&b.1))
-        };
+        let by_logit = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
         if top_k > 0 && top_k < self.order.len() {
             self.order.select_nth_unstable_by(top_k - 1, by_logit);
             self.order.truncate(top_k);
@@ -152,10 +151,8 @@ impl ProbabilityRows for Rows<'_> {
 /// The largest logits of a row, and its mean and log-sum-exp.
 pub(crate) fn top_logits(logits: &[f32], position: usize, count: usize) -> TopLogits {
     let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-    let by_logit = |&a: &u32, &b: &u32| {
-        let (left, right) = (logits[a as usize], logits[b as usize]);
-        right.partial_cmp(&left).unwrap_or(Ordering::Equal).then(a.cmp(&b))
-    };
+    let by_logit =
+        |&a: &u32, &b: &u32| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b));
     let count = count.min(order.len());
     if count < order.len() && count > 0 {
         order.select_nth_unstable_by(count - 1, by_logit);

@@ -146,6 +146,10 @@ fn log_probabilities_belong_to_the_tokens() {
     }
 }
 
+/// bf16 moves logits of about 15 by up to a few percent; where the two largest are nearer to each
+/// other than this, it may choose the other one.
+const BF16_GAP_MAX: f64 = 0.5;
+
 /// bf16 keeps to the reference at nearly every step, and speculation changes nothing in it.
 #[test]
 fn bf16_is_close_and_consistent() {
@@ -166,8 +170,14 @@ fn bf16_is_close_and_consistent() {
             let next = greedy(&mut engine, &text, 1, Speculation::Off).tokens[0];
             same += usize::from(next == prompt.greedy_ids[step]);
             steps += 1;
+            if next != prompt.greedy_ids[step] {
+                let gap = prompt.greedy_gaps[step];
+                println!("{}: parts at step {step}, where the gap is {gap}", prompt.name);
+                assert!(gap < BF16_GAP_MAX, "{}: step {step}, gap {gap}", prompt.name);
+            }
         }
     }
+    println!("gap below which bf16 may part: {BF16_GAP_MAX}");
     println!("bf16: the reference's choice at {same} of {steps} steps");
     assert!(same * 100 >= steps * 96, "{same} of {steps}");
 }

@@ -8,7 +8,10 @@ use paceline_comm::{COMPILED, Placement, Topology};
 use paceline_kernels::Isa;
 use serde_json::{Value, json};
 
-use crate::{args::DoctorArguments, output::units};
+use crate::{
+    args::DoctorArguments,
+    output::{print, units},
+};
 
 /// One fact: what it is about, what was found, and a reason if it cannot be used.
 struct Finding {
@@ -31,7 +34,7 @@ pub(crate) fn run(arguments: &DoctorArguments) -> Result<ExitCode> {
                 (name.replace(' ', "_"), findings.iter().map(to_json).collect())
             })
             .collect();
-        println!("{}", Value::Object(sections));
+        print::line(Value::Object(sections))?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut table = Table::new();
@@ -46,7 +49,7 @@ pub(crate) fn run(arguments: &DoctorArguments) -> Result<ExitCode> {
             table.add_row([name, &finding.subject, &found]);
         }
     }
-    println!("{table}");
+    print::line(table)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -92,12 +95,12 @@ fn memory() -> Vec<Finding> {
         let line = info.lines().find_map(|line| line.strip_prefix(name))?;
         line.trim_start_matches(':').trim().trim_end_matches(" kB").parse::<u64>().ok()
     };
-    ["MemTotal", "MemAvailable"]
+    [("MemTotal", "installed"), ("MemAvailable", "available")]
         .into_iter()
-        .map(|name| match kibibytes(name) {
-            Some(amount) => usable(name, units::bytes(amount * 1024)),
+        .map(|(name, subject)| match kibibytes(name) {
+            Some(amount) => usable(subject, units::bytes(amount * 1024)),
             None => Finding {
-                subject: name.to_owned(),
+                subject: subject.to_owned(),
                 found: "unknown".to_owned(),
                 reason: Some("/proc/meminfo cannot be read".to_owned()),
             },
@@ -123,8 +126,8 @@ fn gpus() -> Vec<Finding> {
         .collect();
     if findings.is_empty() {
         let reason = match driver.exists() {
-            true => "the NVIDIA driver lists no GPU; check nvidia-smi",
-            false => "no NVIDIA driver is loaded (/proc/driver/nvidia does not exist)",
+            true => "the NVIDIA driver lists no GPU (and this version computes on the CPU only)",
+            false => "no NVIDIA driver is loaded (and this version computes on the CPU only)",
         };
         findings.push(Finding {
             subject: "NVIDIA".to_owned(),

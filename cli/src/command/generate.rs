@@ -24,7 +24,7 @@ use crate::{
         DTypeArgument, GenerateArguments, ModelArguments, PromptArguments, SpecArgument,
         SpeculationArguments,
     },
-    output::{progress::LoadingBar, run_report},
+    output::{print, progress::LoadingBar, run_report},
     ranks::{Place, place},
 };
 
@@ -66,7 +66,7 @@ fn generate(
 ) -> Result<(Outcome, Vec<TokenEvent>)> {
     let json = arguments.output.json;
     let mut stdout = std::io::stdout().lock();
-    let mut tokens = Vec::new();
+    let (mut tokens, mut failure) = (Vec::new(), None);
     let outcome = engine.generate(request, |event| {
         let written = match event {
             Event::Token(token) if json => {
@@ -78,13 +78,19 @@ fn generate(
             }
             _ => Ok(()),
         };
-        // A reader that has gone away wants no more; that is no error.
-        if written.is_err() {
-            return ControlFlow::Break(());
+        match print::read_away(written) {
+            Ok(false) => ControlFlow::Continue(()),
+            Ok(true) => ControlFlow::Break(()),
+            Err(error) => {
+                failure = Some(error);
+                ControlFlow::Break(())
+            }
         }
-        ControlFlow::Continue(())
     })?;
-    Ok((outcome, tokens))
+    match failure {
+        Some(error) => Err(error),
+        None => Ok((outcome, tokens)),
+    }
 }
 
 fn report(
@@ -96,17 +102,10 @@ fn report(
     load: Duration,
 ) -> Result<()> {
     let usage = engine.communication();
-    let mut stdout = std::io::stdout().lock();
     if arguments.output.json {
-        let object = run_report::json(request, outcome, tokens, &usage, load);
-        match writeln!(stdout, "{object}") {
-            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-                return Err(error).context("cannot write to standard output");
-            }
-            _ => return Ok(()),
-        }
+        return print::line(run_report::json(request, outcome, tokens, &usage, load));
     }
-    let _ = writeln!(stdout);
+    print::line("")?;
     if !arguments.output.quiet {
         eprintln!("{}", run_report::summary(outcome, &usage, engine.ranks()));
     }
@@ -143,13 +142,26 @@ fn engine_options(arguments: &GenerateArguments) -> Result<EngineOptions> {
             options.chain_drafted_max = options.chain_drafted_max.max(drafted);
         }
         Speculation::Tree(tree) => options.trees.push(tree),
-        Speculation::Off | Speculation::Auto => {}
+        Speculation::Auto => {
+            if let Some(most) = arguments.speculation.draft_tokens.map(usize::from) {
+                options.chain_drafted_max = most;
+                options.trees.retain(|tree| tree.nodes() <= most + 1);
+            }
+        }
+        Speculation::Off => {}
     }
     Ok(options)
 }
 
 fn speculation(arguments: &SpeculationArguments, has_draft: bool) -> Result<Speculation> {
     let drafted = arguments.draft_tokens.map(usize::from);
+    if drafted.is_some() && matches!(arguments.spec, Some(SpecArgument::Off)) {
+        bail!("--draft-tokens says how far to draft, --spec off not to: leave one of them out");
+    }
+    let is_tree = arguments.spec == Some(SpecArgument::Tree);
+    if !is_tree && (arguments.draft_topk.is_some() || arguments.draft_depth.is_some()) {
+        bail!("--draft-topk and --draft-depth shape trees: add --spec tree, or leave them out");
+    }
     Ok(match arguments.spec {
         Some(SpecArgument::Off) => Speculation::Off,
         Some(_) if !has_draft => {
@@ -158,7 +170,8 @@ fn speculation(arguments: &SpeculationArguments, has_draft: bool) -> Result<Spec
         None if !has_draft => Speculation::Off,
         Some(SpecArgument::Chain) => Speculation::Chain(drafted.unwrap_or(4)),
         Some(SpecArgument::Tree) => {
-            let (topk, depth) = (arguments.draft_topk.into(), arguments.draft_depth.into());
+            let topk = arguments.draft_topk.unwrap_or(4).into();
+            let depth = arguments.draft_depth.unwrap_or(4).into();
             let nodes = drafted.unwrap_or(15) + 1;
             Speculation::Tree(TreeParameters::new(topk, depth, nodes)?)
         }
@@ -198,6 +211,11 @@ fn prompt_ids(arguments: &PromptArguments, engine: &Engine) -> Result<Vec<u32>> 
         return Ok(tokenizer.encode(&prompt_text(arguments)?)?);
     };
     let text = match chat {
+        Some(_) if arguments.prompt.is_some() || arguments.file.is_some() => {
+            bail!(
+                "--chat has a message of its own: leave out --prompt and FILE, or write --chat last"
+            )
+        }
         Some(text) => text.clone(),
         None => prompt_text(arguments)?,
     };

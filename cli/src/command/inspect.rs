@@ -8,11 +8,15 @@ use paceline_model::{
     ModelError,
     config::ModelConfig,
     eagle3::config::DraftConfig,
-    weights::{Report, Source},
+    weights::{DraftWeights, Report, Source},
 };
 use serde_json::{Value, json};
 
-use crate::{args::InspectArguments, command::generate::sources, output::units};
+use crate::{
+    args::InspectArguments,
+    command::generate::sources,
+    output::{print, units},
+};
 
 /// Exits with 1 if something would not load.
 pub(crate) fn run(arguments: &InspectArguments) -> Result<ExitCode> {
@@ -22,33 +26,52 @@ pub(crate) fn run(arguments: &InspectArguments) -> Result<ExitCode> {
     let config = model.config().and_then(|text| ModelConfig::from_json(&text)).ok();
     let report = Report::of_source(&model, ranks, expert_parallel);
     let mut problems = report.problems.clone();
-    problems.extend(text_problems(&model, config.as_ref()));
+    let texts = inspect_texts(&model, config.as_ref());
+    problems.extend(texts.problems);
     let points = arguments.model.capture_points.as_deref();
     let drafted = draft.as_ref().map(|source| inspect_draft(source, config.as_ref(), points));
     let draft_problems = drafted.iter().flat_map(|(_, problems)| problems.clone());
     problems.extend(draft_problems.map(|problem| format!("draft: {problem}")));
     if arguments.json {
         let draft = drafted.map(|(facts, _)| facts);
-        println!("{}", as_json(&model, config.as_ref(), &report, draft, &problems));
+        print::line(as_json(&model, config.as_ref(), &report, draft, texts.prompts, &problems))?;
     } else {
-        print_table(&model, config.as_ref(), &report, draft.as_ref(), &problems);
+        let draft = drafted.as_ref().map(|(facts, _)| facts);
+        print::line(as_text(&model, config.as_ref(), &report, draft, texts.prompts, &problems))?;
     }
     Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Tokenizer and stop ids; weights are the report's. Without a tokenizer a model still runs.
-fn text_problems(source: &Source, config: Option<&ModelConfig>) -> Vec<String> {
-    let Some(config) = config else { return Vec::new() };
-    let tokenizer = match source.tokenizer() {
-        Err(ModelError::TokenizerMissing { .. }) => Ok(()),
-        Err(error) => Err(error),
-        Ok(tokenizer) => tokenizer.check_vocabulary(config.vocabulary),
-    };
-    let checked = tokenizer.and_then(|()| {
-        let generation = source.text("generation_config.json")?;
-        paceline_model::stop::stop_ids(config, generation.as_deref())
+/// What there is besides weights: how prompts can be given, and what is wrong with it.
+struct Texts {
+    prompts: &'static str,
+    problems: Vec<String>,
+}
+
+/// Tokenizer, chat template and stop ids. Without the first two a model still runs.
+fn inspect_texts(source: &Source, config: Option<&ModelConfig>) -> Texts {
+    let mut texts = Texts { prompts: "unknown", problems: Vec::new() };
+    let Some(config) = config else { return texts };
+    let stops = source
+        .text("generation_config.json")
+        .and_then(|generation| paceline_model::stop::stop_ids(config, generation.as_deref()));
+    texts.problems.extend(stops.err().map(|error| error.to_string()));
+    let tokenizer = source.tokenizer().and_then(|tokenizer| {
+        tokenizer.check_vocabulary(config.vocabulary)?;
+        Ok(tokenizer)
     });
-    checked.err().map(|error| error.to_string()).into_iter().collect()
+    match tokenizer {
+        Ok(tokenizer) => match source.chat_template(config, &tokenizer) {
+            Ok(_) => texts.prompts = "text, chat, token ids",
+            Err(ModelError::TemplateMissing { .. }) => {
+                texts.prompts = "text, token ids (no chat template)";
+            }
+            Err(error) => texts.problems.push(error.to_string()),
+        },
+        Err(ModelError::TokenizerMissing { .. }) => texts.prompts = "token ids (no tokenizer)",
+        Err(error) => texts.problems.push(error.to_string()),
+    }
+    texts
 }
 
 fn inspect_draft(
@@ -62,15 +85,15 @@ fn inspect_draft(
         Ok(config) => config,
         Err(error) => return (json!({"name": source.name()}), vec![error.to_string()]),
     };
-    let loaded = source
-        .checkpoint()
-        .and_then(|checkpoint| paceline_model::weights::DraftWeights::load(&checkpoint, &config));
-    if let Err(error) = loaded {
-        problems.push(error.to_string());
-    }
+    let loaded = source.checkpoint().and_then(|checkpoint| {
+        DraftWeights::load(&checkpoint, &config)?;
+        Ok(checkpoint.bytes())
+    });
+    let bytes = loaded.map_err(|error| problems.push(error.to_string())).ok();
     let mut facts = json!({
         "name": source.name(),
         "kind": format!("{:?}", config.kind).split([' ', '{']).next().unwrap_or_default(),
+        "bytes": bytes,
         "hidden": config.hidden,
         "draft_vocabulary": config.draft_vocabulary,
     });
@@ -99,6 +122,7 @@ fn as_json(
     config: Option<&ModelConfig>,
     report: &Report,
     draft: Option<Value>,
+    prompts: &str,
     problems: &[String],
 ) -> Value {
     let storages: serde_json::Map<String, Value> = report
@@ -125,18 +149,20 @@ fn as_json(
         }).collect::<Vec<_>>(),
         "cache_bytes_per_token_f32": config.map(cache_bytes_per_token),
         "draft": draft,
+        "prompts": prompts,
         "warnings": config.map(|config| config.warnings.clone()),
         "problems": problems,
     })
 }
 
-fn print_table(
+fn as_text(
     source: &Source,
     config: Option<&ModelConfig>,
     report: &Report,
-    draft: Option<&Source>,
+    draft: Option<&Value>,
+    prompts: &str,
     problems: &[String],
-) {
+) -> String {
     let mut table = Table::new();
     table.load_style(comfy_table::TableStyle::new());
     table.add_row(["checkpoint".to_owned(), source.name().into_owned()]);
@@ -163,7 +189,7 @@ fn print_table(
         }
     }
     let files = format!(
-        "{} in {} tensors, {} files",
+        "{} in {} tensors, files: {}",
         units::bytes(report.bytes),
         report.tensors,
         report.files
@@ -178,14 +204,14 @@ fn print_table(
         table.add_row([format!("rank {rank}"), format!("{mapped} mapped, {copied} copied")]);
     }
     if let Some(draft) = draft {
-        table.add_row(["draft".to_owned(), draft.name().into_owned()]);
+        let name = draft["name"].as_str().unwrap_or_default();
+        let amount = units::bytes(draft["bytes"].as_u64().unwrap_or(0));
+        table.add_row(["draft".to_owned(), format!("{name}, {amount}, on rank 0 only")]);
     }
-    println!("{table}");
-    match problems {
-        [] => println!("It would load."),
-        _ => println!("It would not load:"),
-    }
-    for problem in problems {
-        println!("  {problem}");
-    }
+    table.add_row(["prompts".to_owned(), prompts.to_owned()]);
+    let verdict = match problems {
+        [] => "It would load.".to_owned(),
+        _ => format!("It would not load:\n  {}", problems.join("\n  ")),
+    };
+    format!("{table}\n{verdict}")
 }

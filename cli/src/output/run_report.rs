@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use paceline_comm::{Collective, Usage};
-use paceline_runtime::{Outcome, Request, Speculation, TokenEvent};
+use paceline_runtime::{FinishReason, Outcome, Request, Speculation, TokenEvent};
 use serde_json::{Value, json};
 
 /// Calls of all-reduce per back end.
@@ -22,6 +22,9 @@ pub(crate) fn summary(outcome: &Outcome, usage: &[Usage], ranks: usize) -> Strin
         outcome.tokens_per_second(),
         statistics.rounds(),
     );
+    if outcome.finish_reason == FinishReason::Length {
+        line += ", cut at the limit";
+    }
     if statistics.drafted() > 0 {
         line += &format!(", {:.2} tokens a round", statistics.mean_acceptance_length());
     }

@@ -1,4 +1,4 @@
-//! RMSNorm, alone and with the residual add before it.
+//! RMSNorm, and the sum of a residual stream.
 //!
 //! RMS(x, w) = w ⊙ x / sqrt(mean(x²) + ε), statistics in f32, rounded once.
 
@@ -31,22 +31,6 @@ pub fn rms_norm(
         DType::F16 => norm_rows::<half::f16>(stream, x, weight, epsilon, out, column),
         other => panic!("RMSNorm of {other}"),
     }
-}
-
-/// residual += delta, then out = RMS(residual, weight). All `[rows, width]` of one type.
-///
-/// # Panics
-/// If shapes or types do not fit.
-pub fn add_rms_norm(
-    stream: &Stream,
-    residual: &mut Tensor,
-    delta: &Tensor,
-    weight: &Tensor,
-    epsilon: f32,
-    out: &mut Tensor,
-) {
-    add(stream, residual, delta);
-    rms_norm(stream, residual, weight, epsilon, out, 0);
 }
 
 /// residual += delta, in f32, rounded once. Both `[rows, width]` of one type.
@@ -160,14 +144,11 @@ mod tests {
     }
 
     #[test]
-    fn residual_is_added_before_the_norm() {
+    fn residuals_are_added() {
         let stream = Stream::host(1).unwrap();
         let mut residual = Tensor::from_slice(&[2, 2], &[1.0f32, 2.0, 3.0, 4.0]);
         let delta = Tensor::from_slice(&[2, 2], &[2.0f32, 2.0, 1.0, 0.0]);
-        let weight = Tensor::from_slice(&[2], &[1.0f32, 1.0]);
-        let mut out = Tensor::zeros(DType::F32, &[2, 2]);
-        add_rms_norm(&stream, &mut residual, &delta, &weight, 0.0, &mut out);
+        add(&stream, &mut residual, &delta);
         assert_eq!(residual.as_slice::<f32>(), [3.0, 4.0, 4.0, 4.0]);
-        assert_eq!(out.as_slice::<f32>()[2..], [1.0, 1.0]);
     }
 }

@@ -148,8 +148,8 @@ fn drop_groups(parameters: &RouterParameters, biased: &mut [f32], ratings: &mut 
     }
 }
 
-/// Index of the first largest number that is not NaN. If all is −∞ or NaN (corrupt weights), the
-/// first −∞ that was not taken, or 0: never a panic.
+/// Index of the first largest number that is not NaN; 0 if all is −∞ or NaN (corrupt weights), so
+/// that an expert may then be chosen twice, but nothing panics.
 fn first_largest(values: &[f32]) -> usize {
     let mut best = 0;
     let mut largest = f32::NEG_INFINITY;
@@ -217,5 +217,6 @@ mod tests {
         );
         route(&logits, None, &parameters(Scoring::Sigmoid, 1, 1), &mut routing);
         assert_eq!(routing.row_mut(0).0, [0, 1, 2]);
+        assert_eq!(routing.row_mut(1).0, [0, 0, 0]);
     }
 }

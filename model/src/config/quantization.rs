@@ -75,8 +75,8 @@ fn read_int4_weights(weights: &Section<'_>) -> Result<usize, ModelError> {
     weights.only("dynamic", &json!(false))?;
     weights.only("actorder", &Value::Null)?;
     match weights.integer("group_size", 1..=1024)? {
-        Some(size @ (32 | 64 | 128)) => Ok(size),
-        _ => Err(weights.invalid("group_size", "32, 64 or 128")),
+        Some(size @ 32) => Ok(size),
+        _ => Err(weights.invalid("group_size", "32")),
     }
 }
 

@@ -8,7 +8,7 @@ use crate::{
     loading::RankThreads,
     worker::{
         protocol::{Command, StepPlan, encode_step},
-        rank::Rank,
+        rank::{LEADER, Rank},
     },
 };
 
@@ -73,7 +73,7 @@ impl Leader {
 
     fn send(&mut self) -> Result<()> {
         let communicator = self.rank.model_mut().communicator_mut();
-        let outcome = communicator.broadcast_bytes(&mut self.message, paceline_comm::Rank(0));
+        let outcome = communicator.broadcast_bytes(&mut self.message, LEADER);
         outcome.map_err(|error| self.explain(error.into()))
     }
 
@@ -90,7 +90,7 @@ impl Drop for Leader {
         if self.is_group() {
             Command::Stop.encode(&mut self.message);
             let communicator = self.rank.model_mut().communicator_mut();
-            let _ = communicator.broadcast_bytes(&mut self.message, paceline_comm::Rank(0));
+            let _ = communicator.broadcast_bytes(&mut self.message, LEADER);
         }
     }
 }

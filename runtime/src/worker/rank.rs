@@ -14,6 +14,9 @@ use crate::{
     worker::protocol::{Command, SequenceStep, StepPlan},
 };
 
+/// The rank that decides.
+pub(crate) const LEADER: paceline_comm::Rank = paceline_comm::Rank(0);
+
 /// One rank: its model shard, its cache, and where each sequence is in it.
 pub(crate) struct Rank {
     model: Model,
@@ -45,11 +48,17 @@ impl Rank {
         self.cache.bytes()
     }
 
-    /// Receives and obeys messages until rank 0 says stop.
+    /// Receives and obeys messages until rank 0 says stop. Between requests a rank waits as long
+    /// as rank 0 lives; within one, rank 0 has the group's timeout to come with the next pass.
     pub(crate) fn serve(mut self) -> Result<()> {
         let mut message = Vec::new();
         loop {
-            self.model.communicator_mut().broadcast_bytes(&mut message, paceline_comm::Rank(0))?;
+            let is_idle = self.tables.is_empty();
+            let communicator = self.model.communicator_mut();
+            match is_idle {
+                true => communicator.broadcast_bytes(&mut message, LEADER)?,
+                false => communicator.broadcast_bytes_in_time(&mut message, LEADER)?,
+            }
             match Command::decode(&message)? {
                 Command::Step(plan) => self.step(&plan)?,
                 Command::Forget { sequence } => self.forget(sequence),

@@ -137,6 +137,12 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        // SAFETY: a prefetch of any address is harmless.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+
+    #[inline(always)]
     unsafe fn load_pairs(from: *const u8) -> __m256i {
         // SAFETY: AVX2 and 32 readable bytes by the caller's promise.
         unsafe { _mm256_loadu_si256(from.cast()) }

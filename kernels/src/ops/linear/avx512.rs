@@ -89,6 +89,12 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        // SAFETY: a prefetch of any address is harmless.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+
+    #[inline(always)]
     unsafe fn load_pairs(from: *const u8) -> __m512i {
         // SAFETY: AVX-512 and 64 readable bytes by the caller's promise.
         unsafe { _mm512_loadu_si512(from.cast()) }

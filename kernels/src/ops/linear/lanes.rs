@@ -42,6 +42,8 @@ pub(super) trait Lanes: Copy + 'static {
     /// neighbouring sums, and so on. (With 16 lanes, first the upper half to the lower.)
     unsafe fn store_sums<const N: usize>(to: *mut f32, vectors: [Self::Vector; N]);
 
+    /// Asks for the cache line at `at`, which need not exist.
+    unsafe fn prefetch(at: *const u8);
     /// 2 · `COUNT` bf16 values from `from`.
     unsafe fn load_pairs(from: *const u8) -> Self::Pairs;
     /// The bf16 values at even places.

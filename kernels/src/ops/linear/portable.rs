@@ -88,6 +88,9 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    unsafe fn prefetch(_at: *const u8) {}
+
+    #[inline(always)]
     unsafe fn load_pairs(from: *const u8) -> [u32; COUNT] {
         // SAFETY: by the caller's promise.
         unsafe { from.cast::<[u32; COUNT]>().read_unaligned() }

@@ -146,6 +146,8 @@ pub(crate) unsafe fn product(
     results: Results,
     work: &mut Scratch,
 ) {
+    weight.assert_consistent();
+    assert!(outputs.end <= weight.out_features());
     let job = Job { weight, outputs, x, rows, results, work: work.as_mut_ptr() };
     // SAFETY: by the caller's promise.
     unsafe {

@@ -18,6 +18,8 @@ pub(super) trait Format<L: Lanes>: Copy {
     type Row: Copy;
     /// Elements of a block.
     const BLOCK: usize;
+    /// Bytes of a block.
+    const BLOCK_BYTES: usize;
     /// Bytes of an element, if a row may end inside a block.
     const RAGGED_BYTES: Option<usize>;
     /// Outputs of a tile of 1, 2, … rows: 1, 2, 4 or 8, as the 16 registers of AVX2 allow.
@@ -46,7 +48,17 @@ pub(super) trait Format<L: Lanes>: Copy {
 
     /// Bytes from which the row's block `block` is read. Only for ragged formats.
     fn block_at(row: Self::Row, block: usize) -> *const u8;
+
+    /// Where the row's weights begin, if they are read from where the checkpoint keeps them:
+    /// memory that is not in a cache yet. `None` for unpacked copies.
+    fn stored_at(row: Self::Row) -> Option<*const u8>;
 }
+
+/// How far ahead of the weights in use others are asked for, in bytes. A tile reads several rows
+/// at a time in short strides, which the processor's own prefetcher does not follow. (Decoding of
+/// the demo model on a 2-core EPYC of 2021: 272 tokens/s without; see the figures in the commit.)
+const AHEAD_BYTES: usize = 4096;
+const LINE_BYTES: usize = 64;
 
 /// The products of `R` rows with the first `outputs` rows of a weight.
 pub(super) struct Strip<F, const R: usize> {
@@ -125,7 +137,15 @@ impl<F, const R: usize> Strip<F, R> {
             }
             let mut sums = [[L::zero(); O]; R];
             let blocks = self.inputs / F::BLOCK;
+            let ahead = F::stored_at(rows[0]).map(|at| at.wrapping_add(AHEAD_BYTES));
             for block in 0..blocks {
+                if let Some(ahead) = ahead {
+                    // Rows follow each other, so a tile's blocks together are a stretch of memory.
+                    let step = O * F::BLOCK_BYTES;
+                    for line in (0..step).step_by(LINE_BYTES) {
+                        L::prefetch(ahead.wrapping_add(block * step + line));
+                    }
+                }
                 let mut x = self.x;
                 for x in &mut x {
                     *x = x.add(block * F::BLOCK);
@@ -165,6 +185,7 @@ pub(super) struct Plain {
 impl<L: Lanes> Format<L> for Plain {
     type Row = *const u8;
     const BLOCK: usize = L::COUNT;
+    const BLOCK_BYTES: usize = 4 * L::COUNT;
     const RAGGED_BYTES: Option<usize> = Some(4);
     const TILE_OUTPUTS: &[usize] = &[8, 4, 4];
 
@@ -182,6 +203,11 @@ impl<L: Lanes> Format<L> for Plain {
     #[inline(always)]
     fn block_at(row: *const u8, block: usize) -> *const u8 {
         row.wrapping_add(block * L::COUNT * 4)
+    }
+
+    #[inline(always)]
+    fn stored_at(_row: *const u8) -> Option<*const u8> {
+        None
     }
 
     #[inline(always)]
@@ -219,6 +245,7 @@ pub(super) struct Bf16 {
 impl<L: Lanes> Format<L> for Bf16 {
     type Row = *const u8;
     const BLOCK: usize = 2 * L::COUNT;
+    const BLOCK_BYTES: usize = 4 * L::COUNT;
     const RAGGED_BYTES: Option<usize> = Some(2);
     const TILE_OUTPUTS: &[usize] = &[8, 4, 2, 2, 2];
 
@@ -236,6 +263,11 @@ impl<L: Lanes> Format<L> for Bf16 {
     #[inline(always)]
     fn block_at(row: *const u8, block: usize) -> *const u8 {
         row.wrapping_add(block * L::COUNT * 4)
+    }
+
+    #[inline(always)]
+    fn stored_at(row: *const u8) -> Option<*const u8> {
+        Some(row)
     }
 
     #[inline(always)]
@@ -313,6 +345,7 @@ pub(super) struct Int4Row {
 impl<L: Lanes> Format<L> for Int4 {
     type Row = Int4Row;
     const BLOCK: usize = 32;
+    const BLOCK_BYTES: usize = 16;
     const RAGGED_BYTES: Option<usize> = None;
     const TILE_OUTPUTS: &[usize] = &[4, 1, 1, 1, 1, 1, 1, 1];
 
@@ -333,6 +366,11 @@ impl<L: Lanes> Format<L> for Int4 {
 
     fn block_at(_row: Int4Row, _block: usize) -> *const u8 {
         unreachable!("INT4 rows are whole groups")
+    }
+
+    #[inline(always)]
+    fn stored_at(row: Int4Row) -> Option<*const u8> {
+        Some(row.codes)
     }
 
     #[inline(always)]
