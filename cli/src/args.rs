@@ -69,7 +69,7 @@ pub(crate) struct PromptArguments {
     #[arg(value_name = "FILE", conflicts_with_all = ["prompt", "token_ids"])]
     pub(crate) file: Option<PathBuf>,
     /// The prompt.
-    #[arg(long, value_name = "TEXT", conflicts_with = "token_ids")]
+    #[arg(long, value_name = "TEXT", conflicts_with = "token_ids", allow_hyphen_values = true)]
     pub(crate) prompt: Option<String>,
     /// Put the prompt into the model's chat template, as a user's message. TEXT is the message;
     /// without it, the prompt from elsewhere is.

@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("paceline: {error:#}");
+            output::print::note(format_args!("paceline: {error:#}"));
             ExitCode::FAILURE
         }
     }

@@ -3,10 +3,11 @@
 use std::{
     path::PathBuf,
     process::{Child, Command, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use paceline_comm::{Communicator, GroupOptions, InitMethod, InitOptions, init_distributed};
 use paceline_runtime::Ranks;
 
@@ -25,6 +26,9 @@ pub(crate) fn place(model: &ModelArguments, arguments: &DistributedArguments) ->
     let timeout = Duration::from_secs(arguments.timeout.into());
     let tp = model.tp.map(usize::from);
     if let Some(method) = &arguments.init {
+        if arguments.own_group {
+            end_with_parent()?;
+        }
         if let (Some(tp), Some(world_size)) = (tp, arguments.world_size) {
             ensure!(tp == world_size, "--tp {tp} and --world-size {world_size} contradict");
         }
@@ -38,9 +42,15 @@ pub(crate) fn place(model: &ModelArguments, arguments: &DistributedArguments) ->
     }
     let count = tp.unwrap_or(1);
     if arguments.processes && count > 1 {
-        let processes = RankProcesses::start(count)?;
+        let mut processes = RankProcesses::start(count)?;
         let method = processes.method();
-        let communicator = join(&method, Some(count), Some(0), timeout, true)?;
+        // In a thread of its own, so that a rank that fails at its start is noticed at once.
+        let meeting = thread::spawn(move || join(&method, Some(count), Some(0), timeout, true));
+        while !meeting.is_finished() {
+            processes.check()?;
+            thread::sleep(POLL);
+        }
+        let communicator = meeting.join().map_err(|_| anyhow!("joining the ranks failed"))??;
         return Ok(Place::Leader(Ranks::Process(Box::new(communicator)), processes));
     }
     Ok(Place::Leader(Ranks::Threads { count, timeout }, RankProcesses::default()))
@@ -66,6 +76,8 @@ pub(crate) struct RankProcesses {
     meeting: Option<PathBuf>,
     children: Vec<Child>,
 }
+
+const POLL: Duration = Duration::from_millis(1);
 
 /// Ranks end within moments of rank 0; after this they are killed.
 const END_MAX: Duration = Duration::from_secs(5);
@@ -96,6 +108,16 @@ impl RankProcesses {
         format!("file://{}", path.display())
     }
 
+    /// Fails if a rank has ended.
+    fn check(&mut self) -> Result<()> {
+        for (index, child) in self.children.iter_mut().enumerate() {
+            if let Some(status) = child.try_wait().context("cannot watch a rank")? {
+                bail!("rank {} ended with {status} before it joined the others", index + 1);
+            }
+        }
+        Ok(())
+    }
+
     /// Process ids of ranks 1 and up.
     pub(crate) fn ids(&self) -> Vec<u32> {
         self.children.iter().map(Child::id).collect()
@@ -111,7 +133,7 @@ impl RankProcesses {
                     None if Instant::now() > deadline => {
                         bail!("rank {} did not end; it was killed", index + 1)
                     }
-                    None => std::thread::sleep(Duration::from_millis(1)),
+                    None => thread::sleep(POLL),
                 }
             };
             ensure!(status.success(), "rank {} ended with {status}", index + 1);
@@ -132,6 +154,15 @@ impl Drop for RankProcesses {
             let _ = std::fs::remove_file(path);
         }
     }
+}
+
+/// Lets the system end this rank when the process that started it ends, in whatever way.
+fn end_with_parent() -> Result<()> {
+    use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+    set_parent_process_death_signal(Some(Signal::KILL)).context("cannot watch rank 0")?;
+    // It may have ended before it was watched; orphans belong to process 1.
+    ensure!(getppid().is_some_and(|parent| !parent.is_init()), "rank 0 has ended");
+    Ok(())
 }
 
 /// A path that no other run uses.

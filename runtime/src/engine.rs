@@ -199,7 +199,7 @@ impl Engine {
         }
         while sequence.committed < total {
             let start = sequence.committed;
-            let end = (start + self.options.prefill_rows).min(total);
+            let end = start.saturating_add(self.options.prefill_rows).min(total);
             sequence.prefill(&mut self.leader, &mut self.pages, end)?;
             if let (Some(drafter), true) =
                 (&mut self.drafter, request.speculation != Speculation::Off)

@@ -60,7 +60,7 @@ impl Plan {
         };
         let model_options = ModelOptions {
             dtype: options.dtype,
-            rows_max: options.prefill_rows.max(tree_rows_max),
+            rows_max: options.prefill_rows.min(context_max).max(tree_rows_max),
             logit_rows_max: tree_rows_max,
             capture_points,
         };

@@ -171,9 +171,8 @@ impl Sequence {
         argmax(leader.model().stream(), logits, &mut self.choices);
         let width = logits.width();
         for (row, &choice) in logits.as_slice::<f32>().chunks_exact(width).zip(&self.choices) {
-            // NaN is never chosen, so a choice that is finite may hide some; they would show here
-            // soon, since they spread. Infinity and rows of nothing but NaN show at once.
-            if !row[choice as usize].is_finite() {
+            // NaN is never the largest, so it is looked for.
+            if !row[choice as usize].is_finite() || row.iter().any(|logit| logit.is_nan()) {
                 return Err(RuntimeError::LogitsNotFinite { position });
             }
         }

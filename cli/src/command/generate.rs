@@ -28,8 +28,8 @@ use crate::{
     ranks::{Place, place},
 };
 
-/// Prompts are read up to this size; longer ones fit no context.
-const PROMPT_BYTES_MAX: u64 = 64 << 20;
+/// Few tokens stand for more bytes than this, so a prompt of more a position fits no context.
+const BYTES_PER_POSITION_MAX: usize = 256;
 
 pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
     let options = engine_options(arguments)?;
@@ -43,7 +43,7 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
     };
     let quiet = arguments.output.quiet;
     if !quiet && !processes.ids().is_empty() {
-        eprintln!("ranks 1 and up are processes {:?}", processes.ids());
+        print::note(format_args!("ranks 1 and up are processes {:?}", processes.ids()));
     }
     let started = Instant::now();
     let mut bar = LoadingBar::new(quiet);
@@ -107,7 +107,7 @@ fn report(
     }
     print::line("")?;
     if !arguments.output.quiet {
-        eprintln!("{}", run_report::summary(outcome, &usage, engine.ranks()));
+        print::note(run_report::summary(outcome, &usage, engine.ranks()));
     }
     Ok(())
 }
@@ -172,11 +172,23 @@ fn speculation(arguments: &SpeculationArguments, has_draft: bool) -> Result<Spec
         Some(SpecArgument::Tree) => {
             let topk = arguments.draft_topk.unwrap_or(4).into();
             let depth = arguments.draft_depth.unwrap_or(4).into();
-            let nodes = drafted.unwrap_or(15) + 1;
-            Speculation::Tree(TreeParameters::new(topk, depth, nodes)?)
+            let most = tree_tokens_max(topk, depth);
+            let drafted = drafted.unwrap_or(most.min(15));
+            if drafted > most {
+                bail!(
+                    "--draft-tokens {drafted}: a tree of --draft-topk {topk} and --draft-depth \
+                     {depth} has {most} nodes at most; lower the first or raise one of the others"
+                );
+            }
+            Speculation::Tree(TreeParameters::new(topk, depth, drafted + 1)?)
         }
         Some(SpecArgument::Auto) | None => Speculation::Auto,
     })
+}
+
+/// Nodes that the levels of a tree yield: topk, and topk² for each further level.
+fn tree_tokens_max(topk: usize, depth: usize) -> usize {
+    topk + (depth - 1) * topk * topk
 }
 
 fn request(arguments: &GenerateArguments, engine: &Engine) -> Result<Request> {
@@ -208,7 +220,7 @@ fn prompt_ids(arguments: &PromptArguments, engine: &Engine) -> Result<Vec<u32>> 
         .tokenizer()
         .context("this checkpoint has no tokenizer: add its files, or give --token-ids")?;
     let Some(chat) = &arguments.chat else {
-        return Ok(tokenizer.encode(&prompt_text(arguments)?)?);
+        return Ok(tokenizer.encode(&prompt_text(arguments, engine.context_max())?)?);
     };
     let text = match chat {
         Some(_) if arguments.prompt.is_some() || arguments.file.is_some() => {
@@ -217,7 +229,7 @@ fn prompt_ids(arguments: &PromptArguments, engine: &Engine) -> Result<Vec<u32>> 
             )
         }
         Some(text) => text.clone(),
-        None => prompt_text(arguments)?,
+        None => prompt_text(arguments, engine.context_max())?,
     };
     let mut messages = Vec::new();
     if let Some(system) = &arguments.system {
@@ -238,7 +250,8 @@ fn prompt_ids(arguments: &PromptArguments, engine: &Engine) -> Result<Vec<u32>> 
     Ok(tokenizer.encode(&template.render(&messages, None, &options)?)?)
 }
 
-fn prompt_text(arguments: &PromptArguments) -> Result<String> {
+fn prompt_text(arguments: &PromptArguments, context_max: usize) -> Result<String> {
+    let bytes_max = (context_max * BYTES_PER_POSITION_MAX) as u64;
     if let Some(prompt) = &arguments.prompt {
         return Ok(prompt.clone());
     }
@@ -249,19 +262,22 @@ fn prompt_text(arguments: &PromptArguments) -> Result<String> {
         if stdin.is_terminal() && arguments.file.is_none() {
             bail!("no prompt: give --prompt TEXT, --chat TEXT, a file, or text on standard input");
         }
-        stdin.lock().take(PROMPT_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+        stdin.lock().take(bytes_max + 1).read_to_end(&mut bytes)?;
         "standard input".to_owned()
     } else {
         let path = arguments.file.as_deref().unwrap_or_else(|| Path::new("-"));
         let file = std::fs::File::open(path)
             .with_context(|| format!("cannot read the prompt from {}", path.display()))?;
-        file.take(PROMPT_BYTES_MAX + 1)
+        file.take(bytes_max + 1)
             .read_to_end(&mut bytes)
             .with_context(|| format!("cannot read the prompt from {}", path.display()))?;
         path.display().to_string()
     };
-    if bytes.len() as u64 > PROMPT_BYTES_MAX {
-        bail!("the prompt in {name} is larger than 64 MiB; shorten it");
+    if bytes.len() as u64 > bytes_max {
+        bail!(
+            "the prompt in {name} is larger than {bytes_max} bytes: {context_max} positions \
+               cannot hold it; shorten it"
+        );
     }
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();

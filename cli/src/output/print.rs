@@ -1,4 +1,4 @@
-//! Writing to standard output.
+//! Writing to standard output and standard error.
 
 use std::io::{ErrorKind, Write};
 
@@ -17,4 +17,9 @@ pub(crate) fn read_away(written: std::io::Result<()>) -> Result<bool> {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(true),
         Err(error) => Err(error).context("cannot write to standard output"),
     }
+}
+
+/// Writes a line to standard error; whoever closed it does not want it.
+pub(crate) fn note(text: impl std::fmt::Display) {
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
 }

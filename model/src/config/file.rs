@@ -1,6 +1,7 @@
 //! Reading of small text files with a limit on their size.
 
 use std::fs;
+use std::io::Read;
 use std::path::Path;
 
 use crate::ModelError;
@@ -11,11 +12,23 @@ pub(crate) const CONFIG_BYTES_MAX: u64 = 16 << 20;
 /// Reads a whole file; refuses one of more than `bytes_max` bytes before reading it.
 pub(crate) fn read_bytes(path: &Path, bytes_max: u64) -> Result<Vec<u8>, ModelError> {
     let failed = |source| ModelError::Read { path: path.to_owned(), source };
-    let bytes = fs::metadata(path).map_err(failed)?.len();
+    let bytes = regular_file_bytes(path).map_err(failed)?;
     if bytes > bytes_max {
         return Err(ModelError::FileTooLarge { path: path.to_owned(), bytes, bytes_max });
     }
-    fs::read(path).map_err(failed)
+    let mut contents = Vec::with_capacity(bytes as usize);
+    let file = fs::File::open(path).map_err(failed)?;
+    file.take(bytes_max).read_to_end(&mut contents).map_err(failed)?;
+    Ok(contents)
+}
+
+/// Size of a regular file; anything else could block or never end.
+pub(crate) fn regular_file_bytes(path: &Path) -> std::io::Result<u64> {
+    let metadata = fs::metadata(path)?;
+    match metadata.is_file() {
+        true => Ok(metadata.len()),
+        false => Err(std::io::Error::other("it is not a regular file")),
+    }
 }
 
 /// As [`read_bytes`], for UTF-8 text.

@@ -273,11 +273,12 @@ fn is_skipped(stored: &str) -> bool {
 /// Maps a file for reading.
 fn map(path: &Path) -> Result<SharedBytes, ModelError> {
     let failed = |source| ModelError::Read { path: path.to_owned(), source };
-    let file = File::open(path).map_err(failed)?;
-    if !file.metadata().map_err(failed)?.is_file() {
+    // Asked before it is opened: opening a pipe waits for a writer.
+    if !std::fs::metadata(path).map_err(failed)?.is_file() {
         let reason = "it is not a regular file".to_owned();
         return Err(ModelError::CheckpointFile { path: path.to_owned(), reason });
     }
+    let file = File::open(path).map_err(failed)?;
     // SAFETY: the map is read-only and private. That nobody changes or cuts the file while it is
     // in use is a documented condition of `Checkpoint::open`, as for every program that maps
     // weights.
