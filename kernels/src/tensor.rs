@@ -13,7 +13,9 @@ use crate::{DType, Element, Float, KernelError, Result};
 pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
 const DIMENSIONS_MAX: usize = 4;
+/// Owned memory begins at a multiple of this: a cache line, the widest SIMD register.
 const ALIGNMENT: usize = 64;
+const CHUNK_BYTES: usize = 16;
 
 /// A dense tensor of up to four dimensions, row-major.
 ///
@@ -36,12 +38,13 @@ enum Storage {
     Shared(SharedBytes),
 }
 
-/// Unit of allocation, so that owned memory is aligned to cache lines and SIMD registers.
+/// Unit of allocation. Memory of this alignment comes zeroed from the system without being
+/// touched; more alignment would cost a pass over it, so it is made by an offset.
 #[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Chunk([u8; ALIGNMENT]);
+#[repr(C, align(16))]
+struct Chunk([u8; CHUNK_BYTES]);
 
-// SAFETY: 64 bytes without padding or invalid values.
+// SAFETY: 16 bytes without padding or invalid values.
 unsafe impl bytemuck::Zeroable for Chunk {}
 // SAFETY: as above; the alignment equals the size.
 unsafe impl bytemuck::Pod for Chunk {}
@@ -54,10 +57,12 @@ impl Tensor {
     pub fn zeros(dtype: DType, shape: &[usize]) -> Self {
         let (dimensions, array) = shape_array(shape);
         let bytes = checked_bytes(dtype, shape).expect("the size of an activation fits in memory");
-        // Zeroed pages come from the system untouched, so memory counts when it is first used.
-        let storage = Storage::Owned(bytemuck::zeroed_vec(bytes.div_ceil(ALIGNMENT)));
+        let chunks = (bytes + ALIGNMENT - CHUNK_BYTES).div_ceil(CHUNK_BYTES);
+        let chunks: Vec<Chunk> = bytemuck::zeroed_vec(chunks);
+        let offset = chunks.as_ptr().cast::<u8>().align_offset(ALIGNMENT);
+        let storage = Storage::Owned(chunks);
         let pitch = array[dimensions - 1] * dtype.bytes();
-        Self { dtype, shape: array, dimensions, pitch, storage, offset: 0 }
+        Self { dtype, shape: array, dimensions, pitch, storage, offset }
     }
 
     /// A tensor that owns a copy of `values`.
@@ -156,8 +161,8 @@ impl Tensor {
 
     fn assert_fits(&self, shape: &[usize]) {
         let Storage::Owned(chunks) = &self.storage else { panic!("a view cannot be resized") };
-        let fits =
-            checked_bytes(self.dtype, shape).is_some_and(|bytes| bytes <= chunks.len() * ALIGNMENT);
+        let fits = checked_bytes(self.dtype, shape)
+            .is_some_and(|bytes| self.offset + bytes <= chunks.len() * CHUNK_BYTES);
         assert!(fits, "a shape of {shape:?} does not fit this tensor's memory");
     }
 
@@ -166,9 +171,9 @@ impl Tensor {
     /// # Panics
     /// If the tensor is a view.
     pub fn fill_zero(&mut self) {
-        let bytes = self.bytes();
+        let range = self.offset..self.offset + self.bytes();
         let Storage::Owned(chunks) = &mut self.storage else { panic!("a view is read-only") };
-        bytemuck::cast_slice_mut::<_, u8>(chunks)[..bytes].fill(0);
+        bytemuck::cast_slice_mut::<_, u8>(chunks)[range].fill(0);
     }
 
     /// Makes the memory shareable, so that clones and views of it are cheap and read-only.
@@ -232,9 +237,9 @@ impl Tensor {
     /// On another element type, or if the tensor is a view.
     pub fn as_mut_slice<T: Element>(&mut self) -> &mut [T] {
         assert_eq!(T::DTYPE, self.dtype, "tensor holds another element type");
-        let bytes = self.bytes();
+        let range = self.offset..self.offset + self.bytes();
         let Storage::Owned(chunks) = &mut self.storage else { panic!("a view is read-only") };
-        bytemuck::cast_slice_mut(&mut bytemuck::cast_slice_mut::<_, u8>(chunks)[..bytes])
+        bytemuck::cast_slice_mut(&mut bytemuck::cast_slice_mut::<_, u8>(chunks)[range])
     }
 
     /// The bytes of row `index` (over all dimensions but the last).
