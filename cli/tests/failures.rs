@@ -62,6 +62,19 @@ fn a_stalled_rank_is_named_after_the_deadline() {
 }
 
 #[test]
+fn a_stalled_leader_is_named_by_the_others() {
+    let (mut child, mut stderr, ids) = start("2");
+    signal("-STOP", &child.id().to_string());
+    // The stopped leader keeps the pipe open, so it is read line by line.
+    let mut line = String::new();
+    stderr.read_line(&mut line).unwrap();
+    assert!(line.contains("rank 0"), "{line}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    drop(ids);
+}
+
+#[test]
 fn no_rank_outlives_a_killed_leader() {
     let (mut child, stderr, ids) = start("60");
     child.kill().unwrap();

@@ -81,22 +81,6 @@ pub enum ModelError {
         expected: String,
     },
 
-    /// A model cannot be split over the asked number of ranks.
-    #[error(
-        "{what} = {size} cannot be split over {ranks} ranks: each part must be a multiple of \
-         {multiple}; use a smaller tensor-parallel degree"
-    )]
-    TensorParallel {
-        /// The dimension that does not divide.
-        what: &'static str,
-        /// Its size.
-        size: usize,
-        /// The tensor-parallel degree asked for.
-        ranks: usize,
-        /// What each rank's part must be a multiple of.
-        multiple: usize,
-    },
-
     /// The capture points of a draft do not fit its target.
     #[error(
         "capture points {points:?} do not fit a target of {layers} layers: {reason}; \

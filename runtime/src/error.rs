@@ -12,6 +12,9 @@ pub enum RuntimeError {
     /// The model, its draft or its tokenizer.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// The draft's files.
+    #[error("the draft: {0}")]
+    Draft(#[source] ModelError),
     /// The ranks' connection.
     #[error(transparent)]
     Comm(#[from] CommError),

@@ -44,7 +44,10 @@ impl Plan {
         check(options)?;
         let config = ModelConfig::from_json(&options.model.config()?)?;
         let draft = match &options.draft {
-            Some(source) => Some(DraftConfig::from_json(&source.config()?)?),
+            Some(source) => {
+                let text = source.config().map_err(RuntimeError::Draft)?;
+                Some(DraftConfig::from_json(&text).map_err(RuntimeError::Draft)?)
+            }
             None => None,
         };
         let capture_points = match &draft {
@@ -115,7 +118,8 @@ impl Plan {
     /// Loads the draft network for rank 0.
     fn drafter(&self, options: &EngineOptions, model: &Model) -> Result<Option<Drafter>> {
         let (Some(source), Some(config)) = (&options.draft, &self.draft) else { return Ok(None) };
-        let weights = DraftWeights::load(&source.checkpoint()?, config)?;
+        let weights = source.checkpoint().and_then(|files| DraftWeights::load(&files, config));
+        let weights = weights.map_err(RuntimeError::Draft)?;
         let head = match (&weights.head, model.whole_head()) {
             (Some(_), _) => None,
             (None, Some(head)) => Some(head.clone()),

@@ -102,12 +102,7 @@ fn inspect_draft(
             Ok(points) => facts["capture_points"] = json!(points),
             Err(error) => problems.push(error.to_string()),
         }
-        if config.target_hidden != target.hidden || config.vocabulary != target.vocabulary {
-            problems.push(format!(
-                "it was trained for width {} and {} tokens, the model has {} and {}",
-                config.target_hidden, config.vocabulary, target.hidden, target.vocabulary
-            ));
-        }
+        problems.extend(config.check_target(target).err().map(|error| error.to_string()));
     }
     (facts, problems)
 }

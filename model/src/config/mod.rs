@@ -171,47 +171,6 @@ impl ModelConfig {
             || self.vocabulary == KIMI_VOCABULARY
     }
 
-    /// Checks that heads and MLP widths can be split over `ranks`, quantisation blocks included.
-    ///
-    /// # Errors
-    /// [`ModelError::TensorParallel`] with the dimension that does not divide.
-    pub fn check_tensor_parallel(&self, ranks: usize) -> Result<(), ModelError> {
-        let refuse =
-            |what, size, multiple| Err(ModelError::TensorParallel { what, size, ranks, multiple });
-        let splits = |size: usize, multiple: usize| {
-            ranks != 0 && size.is_multiple_of(ranks) && (size / ranks).is_multiple_of(multiple)
-        };
-        if !splits(self.heads, 1) {
-            return refuse("num_attention_heads", self.heads, 1);
-        }
-        let (dense, expert) = match self.quantization {
-            _ if ranks == 1 => (1, 1),
-            Quantization::None => (1, 1),
-            Quantization::Int4PackQuantized { group_size } => (1, group_size),
-            Quantization::Fp8Block { block: [rows, columns] } => {
-                (rows.max(columns), rows.max(columns))
-            }
-        };
-        if !splits(self.intermediate, dense) {
-            return refuse("intermediate_size", self.intermediate, dense);
-        }
-        for (what, width) in [
-            ("query rows", self.heads * self.query_head_dim()),
-            ("key and value rows", self.heads * (self.qk_nope_head_dim + self.v_head_dim)),
-            ("attention output columns", self.heads * self.v_head_dim),
-        ] {
-            if !splits(width, dense) {
-                return refuse(what, width, dense);
-            }
-        }
-        let Some(moe) = &self.moe else { return Ok(()) };
-        if !splits(moe.intermediate, expert) {
-            return refuse("moe_intermediate_size", moe.intermediate, expert);
-        }
-        let shared = moe.shared_experts * moe.intermediate;
-        if splits(shared, dense) { Ok(()) } else { refuse("shared expert width", shared, dense) }
-    }
-
     fn read(section: &Section<'_>, family: Family) -> Result<Self, ModelError> {
         check_fixed(section)?;
         let layers = section.size("num_hidden_layers", LAYERS_MAX)?;

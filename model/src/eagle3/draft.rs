@@ -88,7 +88,8 @@ impl Draft {
     /// hold none of their own. Passes have at most `rows_max` rows, all of which may have logits.
     ///
     /// # Errors
-    /// [`ModelError::DraftMismatch`] if the draft does not fit this target.
+    /// As [`DraftConfig::check_target`], and [`ModelError::DraftMismatch`] if the weights do not
+    /// fit this target.
     pub fn new(
         config: DraftConfig,
         weights: DraftWeights,
@@ -99,12 +100,7 @@ impl Draft {
         rows_max: usize,
     ) -> Result<Self, ModelError> {
         let mismatch = |what, draft, target| Err(ModelError::DraftMismatch { what, draft, target });
-        if config.target_hidden != target.hidden {
-            return mismatch("target hidden width", config.target_hidden, target.hidden);
-        }
-        if config.vocabulary != target.vocabulary {
-            return mismatch("vocabulary", config.vocabulary, target.vocabulary);
-        }
+        config.check_target(target)?;
         let embedding = weights.embedding.as_ref().unwrap_or(embedding).clone();
         if embedding.width() != config.hidden {
             return mismatch("embedding width", config.hidden, embedding.width());

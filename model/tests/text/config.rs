@@ -2,6 +2,7 @@
 
 use paceline_model::ModelError;
 use paceline_model::config::{Family, ModelConfig, Quantization, Scoring, Selection};
+use paceline_model::shard::Parallel;
 use paceline_model::stop::stop_ids;
 use serde_json::{Value, json};
 
@@ -359,20 +360,23 @@ fn refuses_texts_that_are_no_configuration() {
 
 #[test]
 fn splits_over_ranks_where_everything_divides() {
-    let v3 = read(&deepseek_v3());
+    let check = |config: &Value, tensor| {
+        let parallel = Parallel { tensor, rank: 0, expert_parallel: false };
+        parallel.check(&read(config)).map_err(|error| error.to_string())
+    };
     for ranks in [1, 2, 4, 8, 16] {
-        v3.check_tensor_parallel(ranks).unwrap();
-        read(&kimi_k25()).check_tensor_parallel(ranks).unwrap();
+        check(&deepseek_v3(), ranks).unwrap();
+        check(&kimi_k25(), ranks).unwrap();
     }
-    let refused = v3.check_tensor_parallel(32).unwrap_err().to_string();
-    assert!(refused.contains("32 ranks"), "{refused}");
-    assert!(v3.check_tensor_parallel(3).is_err() && v3.check_tensor_parallel(0).is_err());
-    // Moonlight splits over eight ranks in bf16: 1408 / 8 = 176.
-    read(&moonlight()).check_tensor_parallel(8).unwrap();
+    let refused = check(&deepseek_v3(), 3).unwrap_err();
+    assert!(refused.contains('3') && refused.contains("16"), "{refused}");
+    assert!(check(&deepseek_v3(), 0).is_err());
+    // Moonlight splits over eight ranks in bf16: 1408 / 8 = 176, which is no multiple of 32.
+    check(&moonlight(), 8).unwrap();
     let mut packed = moonlight();
     packed["quantization_config"] = kimi_k2_thinking()["quantization_config"].clone();
-    let refused = read(&packed).check_tensor_parallel(8).unwrap_err().to_string();
-    assert!(refused.contains("moe_intermediate_size = 1408"), "{refused}");
+    let refused = check(&packed, 8).unwrap_err();
+    assert!(refused.contains("1408"), "{refused}");
 }
 
 #[test]
