@@ -83,6 +83,35 @@ fn processes_work_inside_another_launchers_environment() {
     assert!(output.status.success(), "{error}");
 }
 
+/// What srun sets for two tasks on one machine is enough.
+#[test]
+fn srun_can_launch_ranks() {
+    let start = |rank: &str| {
+        let mut command = paceline(&["generate", "--init", "env://", "--prompt", "Once"]);
+        command.args(["--max-tokens", "4", "--json", "--timeout", "20"]);
+        let step = std::process::id().to_string();
+        for (name, value) in [
+            ("SLURM_NTASKS", "2"),
+            ("SLURM_PROCID", rank),
+            ("SLURM_LOCALID", rank),
+            ("SLURM_JOB_ID", "77"),
+            ("SLURM_STEP_ID", &step),
+            ("SLURM_NNODES", "1"),
+        ] {
+            command.env(name, value);
+        }
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let (first, second) = (start("0"), start("1"));
+    let outputs = [first, second].map(|child| child.wait_with_output().unwrap());
+    for output in &outputs {
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let object: Value = serde_json::from_slice(&outputs[0].stdout).unwrap();
+    assert_eq!(object["token_ids"].as_array().unwrap().len(), 4);
+    assert!(outputs[1].stdout.is_empty(), "rank 0 prints");
+}
+
 /// Ranks by hand that are started differently say so instead of computing nonsense.
 #[test]
 fn ranks_that_were_started_differently_are_refused() {

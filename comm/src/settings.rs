@@ -204,6 +204,11 @@ fn address(environment: Environment<'_>) -> Result<Meeting> {
         option: "method tcp://host:port",
         variables,
     };
+    if let (None, None, Some(meeting)) =
+        (environment("MASTER_ADDR"), environment("MASTER_PORT"), slurm_step(environment))
+    {
+        return Ok(meeting);
+    }
     let host = environment("MASTER_ADDR").ok_or_else(|| missing("MASTER_ADDR and MASTER_PORT"))?;
     let text = environment("MASTER_PORT").ok_or_else(|| missing("MASTER_PORT"))?;
     let port = match text.trim().parse::<u16>() {
@@ -227,6 +232,15 @@ fn address(environment: Environment<'_>) -> Result<Meeting> {
         return Ok(Meeting::Local { name: format!("paceline-{hash:016x}") });
     }
     Ok(Meeting::Tcp { host, port })
+}
+
+/// srun names no address, but on one machine its job and step name a place that no other run has.
+fn slurm_step(environment: Environment<'_>) -> Option<Meeting> {
+    let (job, step) = (environment("SLURM_JOB_ID")?, environment("SLURM_STEP_ID")?);
+    let nodes = environment("SLURM_STEP_NUM_NODES").or_else(|| environment("SLURM_NNODES"))?;
+    let user = rustix::process::getuid().as_raw();
+    let hash = fnv1a(format!("slurm {job} {step} {user}").as_bytes());
+    (nodes.trim() == "1").then(|| Meeting::Local { name: format!("paceline-{hash:016x}") })
 }
 
 /// The 64-bit FNV-1a hash, which is the same in every build.
@@ -291,8 +305,17 @@ mod tests {
     }
 
     #[test]
-    fn srun_is_understood_and_needs_an_address() {
+    fn srun_is_understood_and_needs_an_address_on_several_machines() {
         let slurm = [("SLURM_NTASKS", "8"), ("SLURM_PROCID", "5"), ("SLURM_LOCALID", "5")];
+        let step = |step, nodes| {
+            let step = [("SLURM_JOB_ID", "9"), ("SLURM_STEP_ID", step), ("SLURM_NNODES", nodes)];
+            let variables: Vec<_> = slurm.iter().chain(&step).copied().collect();
+            resolve(&env(), &variables).map(|settings| settings.meeting)
+        };
+        assert!(matches!(step("0", "1"), Ok(Meeting::Local { .. })));
+        assert_eq!(step("0", "1").ok(), step("0", "1").ok());
+        assert_ne!(step("0", "1").ok(), step("1", "1").ok());
+        assert!(step("0", "2").unwrap_err().to_string().contains("MASTER_ADDR"));
         let error = resolve(&env(), &slurm).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("MASTER_ADDR") && text.contains("tcp://host:port"), "{text}");
