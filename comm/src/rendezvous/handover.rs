@@ -12,6 +12,7 @@ use std::{
         unix::net::UnixStream,
     },
     thread,
+    time::Duration,
 };
 
 use rustix::net::{
@@ -76,6 +77,9 @@ pub(super) fn give(
     Ok(Share { region, lifelines })
 }
 
+/// A part is a few bytes for an empty socket; a rank that does not take it is not waited for.
+const SEND_MAX: Duration = Duration::from_secs(1);
+
 /// Everything that rank 0 gives away.
 struct Parts {
     file: OwnedFd,
@@ -95,6 +99,7 @@ impl Parts {
         let frame = Message::Grant.frame();
         control.push(SendAncillaryMessage::ScmRights(&parts))
             && stream.set_nonblocking(false).is_ok()
+            && stream.set_write_timeout(Some(SEND_MAX)).is_ok()
             && rustix::net::sendmsg(
                 stream,
                 &[IoSlice::new(&frame)],
