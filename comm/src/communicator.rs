@@ -1,6 +1,9 @@
 //! What model code uses: collectives on tensors, each served by the back end of the policy.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use paceline_kernels::{DType, Stream, Tensor};
 
@@ -51,17 +54,19 @@ struct Connected {
 struct Count {
     calls: u64,
     bytes: u64,
+    time: Duration,
 }
 
 impl Count {
-    fn add(&mut self, bytes: usize) {
+    fn add(&mut self, bytes: usize, started: Instant) {
         self.calls += 1;
         self.bytes += bytes as u64;
+        self.time += started.elapsed();
     }
 }
 
 /// How often a back end was used, on this rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Usage {
     /// The back end.
     pub backend: &'static str,
@@ -71,6 +76,8 @@ pub struct Usage {
     pub calls: u64,
     /// Bytes of this rank's inputs (outputs, where it only receives).
     pub bytes: u64,
+    /// Seconds that this rank spent in them, waiting for the others included.
+    pub seconds: f64,
 }
 
 /// A back end that is not used, because one rank could not.
@@ -223,8 +230,9 @@ impl Communicator {
     fn send_bytes(&mut self, message: &mut Vec<u8>, root: Rank, limit: Limit) -> Result<()> {
         self.check_root(Collective::BroadcastBytes, root)?;
         let Some(channel) = self.group.channel_mut() else { return Ok(()) };
+        let started = Instant::now();
         algorithms::broadcast_bytes(channel, message, root, limit)?;
-        self.messages.add(message.len());
+        self.messages.add(message.len(), started);
         Ok(())
     }
 
@@ -255,13 +263,14 @@ impl Communicator {
         Arc::new(AbortAll { group: self.group.abort_handle(), backends: handles.collect() })
     }
 
-    /// How often each back end served each collective; what was never used is left out.
-    /// Messages are counted for `host`, whose memory carries them.
+    /// How often each back end served each collective, and how long that took; what was never
+    /// used is left out. Messages are counted for `host`, whose memory carries them.
     pub fn counts(&self) -> Vec<Usage> {
         let mut usage = Vec::new();
-        let mut push = |backend, collective, Count { calls, bytes }| {
+        let mut push = |backend, collective, Count { calls, bytes, time }| {
             if calls > 0 {
-                usage.push(Usage { backend, collective, calls, bytes });
+                let seconds = time.as_secs_f64();
+                usage.push(Usage { backend, collective, calls, bytes, seconds });
             }
         };
         for connected in &self.connected {
@@ -351,10 +360,11 @@ impl Communicator {
             return self.backend_for(collective, dtype, bytes).map(|_| ());
         };
         let connected = &mut self.connected[index];
+        let started = Instant::now();
         // SAFETY: the tensors are borrowed for the call, and operators on host tensors are over
         // when this returns. The policy has chosen by the connection's limits.
         unsafe { connected.connection.enqueue(&mut self.group, call, stream)? };
-        connected.counts[collective as usize].add(bytes);
+        connected.counts[collective as usize].add(bytes, started);
         Ok(())
     }
 
