@@ -10,6 +10,7 @@ pub mod pages;
 mod request;
 mod round;
 mod sampling;
+pub mod scheduler;
 pub mod stop_text;
 pub mod worker;
 
