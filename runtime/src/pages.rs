@@ -1,7 +1,8 @@
 //! Pages of the cache and who holds them. Pure bookkeeping; no memory is touched here.
 //!
-//! Invariant: a page has one holder at most, and a sequence's slots are in the order of its
-//! positions, so that a slot list is all that a forward pass needs to know.
+//! Invariant: a page is taken once until it is given back; who shares it with whom is decided by
+//! the [scheduler](crate::scheduler). A sequence's slots are in the order of its positions, so that
+//! a slot list is all that a forward pass needs to know.
 
 /// Rows of one page.
 pub const PAGE_ROWS: usize = 16;
@@ -10,18 +11,18 @@ pub const PAGE_ROWS: usize = 16;
 #[derive(Debug)]
 pub struct PageAllocator {
     free: Vec<u32>,
-    pages: usize,
+    is_held: Vec<bool>,
 }
 
 impl PageAllocator {
     /// An allocator over `pages` pages, all free. Lower pages are given first.
     pub fn new(pages: usize) -> Self {
-        Self { free: (0..pages as u32).rev().collect(), pages }
+        Self { free: (0..pages as u32).rev().collect(), is_held: vec![false; pages] }
     }
 
     /// Number of pages in all.
     pub fn pages(&self) -> usize {
-        self.pages
+        self.is_held.len()
     }
 
     /// Number of free pages.
@@ -29,14 +30,25 @@ impl PageAllocator {
         self.free.len()
     }
 
+    /// The free pages.
+    pub fn all_free(&self) -> impl Iterator<Item = u32> {
+        self.free.iter().copied()
+    }
+
     /// Takes a page; `None` when all are held.
     pub fn take(&mut self) -> Option<u32> {
-        self.free.pop()
+        let page = self.free.pop()?;
+        self.is_held[page as usize] = true;
+        Some(page)
     }
 
     /// Gives a page back.
+    ///
+    /// # Panics
+    /// If it was not taken.
     pub fn give(&mut self, page: u32) {
-        debug_assert!((page as usize) < self.pages && !self.free.contains(&page));
+        let was_held = std::mem::replace(&mut self.is_held[page as usize], false);
+        assert!(was_held, "page {page} is given back twice");
         self.free.push(page);
     }
 }
