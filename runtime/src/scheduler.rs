@@ -138,7 +138,8 @@ impl Scheduler {
         Ok(Accepted { sequence, tokens_max })
     }
 
-    /// What to do now. `width` is asked for each sequence of a decoding pass, oldest first.
+    /// What to do now. `width` is asked for each sequence of a decoding pass, oldest first, but for
+    /// one that comes back with all its rows reused: it gets one row.
     ///
     /// # Panics
     /// Between two calls every sequence of the first one's pass is committed or ended, and those
@@ -159,8 +160,9 @@ impl Scheduler {
 
     /// The pass has computed this sequence's rows. `emitted` are its new tokens: none for a chunk
     /// unless it `gives_token`; when decoding, one after each row that is kept: 1 to the number of
-    /// rows. `draft_rows` of its committed rows have draft rows in the cache; it matters only if
-    /// the sequence speculates.
+    /// rows. The caller moves kept rows to where they belong before the next pass, even if the
+    /// sequence has ended by then. `draft_rows` of its committed rows have draft rows in the cache;
+    /// it matters only if the sequence speculates.
     ///
     /// # Panics
     /// If the sequence is not in the pass or the numbers are impossible.
@@ -292,7 +294,8 @@ impl Scheduler {
                 sequence.tokens.len() < sequence.length_max,
                 "a sequence with all its tokens is ended"
             );
-            let Width { rows, room } = width(id);
+            // The draft has no state to start from when all rows were reused.
+            let Width { rows, room } = if sequence.starts { Width::PLAIN } else { width(id) };
             assert!(0 < rows && rows <= room, "a width has a row and room for all its rows");
             let room = if rows == 1 { 1 } else { room };
             let first = sequence.missing(sequence.committed + 1);
@@ -303,7 +306,7 @@ impl Scheduler {
                     spare_pages -= pages;
                     (rows, room)
                 }
-                false => (1, 1),
+                false => (Width::PLAIN.rows, Width::PLAIN.room),
             };
             let positions = sequence.committed + room;
             let grown = self.store.grow(sequence, positions);

@@ -16,6 +16,11 @@ pub struct Width {
     pub room: usize,
 }
 
+impl Width {
+    /// No draft.
+    pub const PLAIN: Self = Self { rows: 1, room: 1 };
+}
+
 /// What the engine does next, in the order of the fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Step {
