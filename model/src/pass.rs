@@ -65,15 +65,20 @@ impl Pass<'_> {
     /// Asserts that the parts fit each other; a pass that does not is a bug of its maker.
     pub(crate) fn assert_consistent(&self, slots: usize) {
         assert_eq!(self.tokens.len(), self.positions.len());
-        let mut row = 0;
-        for segment in self.segments {
-            assert_eq!(segment.first_row, row, "segments follow each other");
-            let rows_after = segment.earlier + segment.rows;
-            assert!(segment.slots.len() >= segment.context + rows_after);
-            assert!(segment.new_slots().iter().all(|&slot| (slot as usize) < slots));
-            assert!(segment.paths.is_none_or(|paths| paths.len() >= rows_after));
-            row += segment.rows;
-        }
-        assert_eq!(row, self.rows(), "segments cover all rows");
+        assert_cover(self.segments, self.rows(), slots);
     }
+}
+
+/// Asserts that segments follow each other, cover all rows, and name slots that there are.
+pub(crate) fn assert_cover(segments: &[Segment<'_>], rows: usize, slots: usize) {
+    let mut row = 0;
+    for segment in segments {
+        assert_eq!(segment.first_row, row, "segments follow each other");
+        let rows_after = segment.earlier + segment.rows;
+        assert!(segment.slots.len() >= segment.context + rows_after);
+        assert!(segment.new_slots().iter().all(|&slot| (slot as usize) < slots));
+        assert!(segment.paths.is_none_or(|paths| paths.len() >= rows_after));
+        row += segment.rows;
+    }
+    assert_eq!(row, rows, "segments cover all rows");
 }

@@ -234,7 +234,7 @@ fn chain(tiny: TinyDraft, root: u32) -> (Vec<f32>, Vec<u32>) {
         tokens: &next,
         states: DraftStates::Captured(&states),
         positions: &positions,
-        segment: segment(0, rows),
+        segments: &[segment(0, rows)],
         logit_rows: &[last],
     };
     draft.forward(&stream, &pass, &mut cache);
@@ -247,7 +247,7 @@ fn chain(tiny: TinyDraft, root: u32) -> (Vec<f32>, Vec<u32>) {
             tokens: &drafted[drafted.len() - 1..],
             states: DraftStates::Recurrent(&[state]),
             positions: &[row as u32],
-            segment: segment(row, 1),
+            segments: &[segment(row, 1)],
             logit_rows: &[0],
         };
         draft.forward(&stream, &pass, &mut cache);

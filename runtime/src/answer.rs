@@ -3,22 +3,26 @@
 //! Invariant: text is given out in whole characters, in the order of the tokens, and never holds
 //! any part of a stop text.
 
+use std::sync::Arc;
+
 use paceline_model::tokenizer::{StreamDecoder, Tokenizer};
-use paceline_spec::Statistics;
+use paceline_spec::{Acceptance, Statistics};
 
 use crate::{
+    logprobs::token_event,
     request::{Event, FinishReason, Flow, Outcome, Request, Timings, TokenEvent},
-    round::{Round, Sequence},
-    sampling::{log_sum_exp, top_logits},
+    sampling::NodeLogits,
     stop_text::StopScanner,
-    worker::leader::Leader,
 };
 
+/// Who hears of a request's events.
+pub(crate) type Listener<'a> = &'a mut dyn FnMut(Event<'_>) -> Flow;
+
 /// The answer of a request as it grows.
-pub(crate) struct Answer<'a> {
-    request: &'a Request,
+pub(crate) struct Answer {
+    request: Request,
     tokens_max: usize,
-    stop_ids: Vec<u32>,
+    stop_ids: Arc<[u32]>,
     tokens: Vec<u32>,
     text: String,
     decoder: Option<StreamDecoder>,
@@ -27,16 +31,15 @@ pub(crate) struct Answer<'a> {
     accepted: Vec<usize>,
 }
 
-impl<'a> Answer<'a> {
-    /// An empty answer.
+impl Answer {
+    /// An empty answer, with room for `tokens_max` tokens.
     pub(crate) fn new(
-        request: &'a Request,
+        request: Request,
         tokens_max: usize,
         tokenizer: Option<&Tokenizer>,
-        stop_ids: Vec<u32>,
+        stop_ids: Arc<[u32]>,
     ) -> Self {
         Self {
-            request,
             tokens_max,
             stop_ids,
             tokens: Vec::new(),
@@ -45,86 +48,73 @@ impl<'a> Answer<'a> {
             scanner: StopScanner::new(&request.stop_texts),
             statistics: Statistics::default(),
             accepted: Vec::new(),
+            request,
         }
     }
 
-    /// The most tokens that there is room for.
-    pub(crate) fn tokens_max(&self) -> usize {
-        self.tokens_max
+    /// What was asked for.
+    pub(crate) fn request(&self) -> &Request {
+        &self.request
     }
 
-    /// The tokens so far.
-    pub(crate) fn tokens(&self) -> &[u32] {
-        &self.tokens
+    /// Tokens that there is room for.
+    pub(crate) fn tokens_left(&self) -> usize {
+        self.tokens_max - self.tokens.len()
     }
 
-    /// Takes a round's tokens until one of them ends the answer. `path` names the rows of the last
-    /// pass's logits that they were chosen from.
+    /// Takes a round's tokens until one of them ends the answer. `nodes` are the logits that they
+    /// were chosen from. Returns how many became part of the answer, and why it ends.
     pub(crate) fn take(
         &mut self,
-        leader: &Leader,
-        sequence: &Sequence,
-        path: &[usize],
-        emitted: &[u32],
-        on_event: &mut impl FnMut(Event<'_>) -> Flow,
-    ) -> Option<FinishReason> {
-        let first_position = sequence.tokens.len() - emitted.len() - 1;
-        for (index, (&id, &row)) in emitted.iter().zip(path).enumerate() {
-            let event = self.event(leader, id, row, first_position + index);
+        acceptance: &Acceptance,
+        nodes: NodeLogits<'_>,
+        on_event: Listener<'_>,
+    ) -> (usize, Option<FinishReason>) {
+        let Acceptance { path, emitted } = acceptance;
+        for (index, (&id, &node)) in emitted.iter().zip(path).enumerate() {
+            let (place, position) = (self.tokens.len(), nodes.position + index);
+            let event = token_event(&self.request, id, place, nodes.row(node), position);
             self.tokens.push(id);
-            if on_event(Event::Token(&event)).is_break() {
-                return Some(FinishReason::Cancelled);
-            }
-            if self.stop_ids.contains(&id) && !self.request.ignore_eos {
-                return Some(FinishReason::Stop);
-            }
-            if let Some(piece) = self.decoder.as_mut().and_then(|decoder| decoder.push(id)) {
-                let (text, stopped) = self.scanner.push(&piece);
-                self.text.push_str(&text);
-                if !text.is_empty() && on_event(Event::Text(&text)).is_break() {
-                    return Some(FinishReason::Cancelled);
-                }
-                if stopped {
-                    return Some(FinishReason::Stop);
-                }
-            }
-            if self.tokens.len() == self.tokens_max {
-                return Some(FinishReason::Length);
+            let finish = self.take_token(&event, on_event);
+            if finish.is_some() {
+                return (index + 1, finish);
             }
         }
-        None
+        (emitted.len(), None)
     }
 
-    fn event(&self, leader: &Leader, id: u32, row: usize, position: usize) -> TokenEvent {
-        let (mut logprob, mut logits) = (None, None);
-        if self.request.logprobs || self.request.top_logits > 0 {
-            let width = leader.logits().width();
-            let row = &leader.logits().as_slice::<f32>()[row * width..(row + 1) * width];
-            if self.request.logprobs {
-                logprob = Some((f64::from(row[id as usize]) - log_sum_exp(row)) as f32);
-            }
-            if self.request.top_logits > 0 {
-                logits = Some(top_logits(row, position, self.request.top_logits));
-            }
+    fn take_token(&mut self, event: &TokenEvent, on_event: Listener<'_>) -> Option<FinishReason> {
+        if on_event(Event::Token(event)).is_break() {
+            return Some(FinishReason::Cancelled);
         }
-        TokenEvent { id, index: self.tokens.len(), logprob, logits }
+        if self.stop_ids.contains(&event.id) && !self.request.ignore_eos {
+            return Some(FinishReason::Stop);
+        }
+        let full = (self.tokens_left() == 0).then_some(FinishReason::Length);
+        self.take_text(event.id, on_event).or(full)
     }
 
-    /// Counts a round, of whose tokens `emitted` became part of the answer.
-    pub(crate) fn record(&mut self, round: &Round, emitted: usize) {
-        self.accepted.push(round.acceptance.accepted());
-        let (drafted, depth) = (round.width - 1, round.plan.depth());
-        self.statistics.record(drafted, depth, round.acceptance.accepted(), emitted);
+    /// Gives out the text that token `id` completes.
+    fn take_text(&mut self, id: u32, on_event: Listener<'_>) -> Option<FinishReason> {
+        let piece = self.decoder.as_mut()?.push(id)?;
+        let (text, stopped) = self.scanner.push(&piece);
+        self.text.push_str(&text);
+        if !text.is_empty() && on_event(Event::Text(&text)).is_break() {
+            return Some(FinishReason::Cancelled);
+        }
+        stopped.then_some(FinishReason::Stop)
     }
 
-    /// Gives out what is held back, and the whole.
-    pub(crate) fn finish(
-        mut self,
-        finish_reason: FinishReason,
-        timings: Timings,
-        on_event: &mut impl FnMut(Event<'_>) -> Flow,
-    ) -> Outcome {
-        let stopped_by_text = finish_reason == FinishReason::Stop
+    /// Counts a round that drafted `drafted` nodes, `depth` deep, of whose tokens `emitted` became
+    /// part of the answer.
+    pub(crate) fn record(&mut self, drafted: usize, depth: usize, accepted: usize, emitted: usize) {
+        self.accepted.push(accepted);
+        self.statistics.record(drafted, depth, accepted, emitted);
+    }
+
+    /// Gives out what is held back, and the whole, without what only the engine knows.
+    pub(crate) fn finish(mut self, reason: FinishReason, on_event: Listener<'_>) -> Outcome {
+        let stopped_by_text = reason == FinishReason::Stop
             && self.tokens.last().is_none_or(|id| !self.stop_ids.contains(id));
         if !stopped_by_text {
             let mut rest = self.decoder.as_mut().and_then(StreamDecoder::flush).unwrap_or_default();
@@ -134,12 +124,20 @@ impl<'a> Answer<'a> {
                 rest.push_str(&self.scanner.finish());
             }
             self.text.push_str(&rest);
-            if !rest.is_empty() && finish_reason != FinishReason::Cancelled {
+            if !rest.is_empty() && reason != FinishReason::Cancelled {
+                // The request is over, whatever the listener says.
                 let _ = on_event(Event::Text(&rest));
             }
         }
-        let (tokens, text, speculation) = (self.tokens, self.text, self.statistics);
-        let accepted = self.accepted;
-        Outcome { tokens, text, finish_reason, timings, speculation, accepted }
+        Outcome {
+            tokens: self.tokens,
+            text: self.text,
+            finish_reason: reason,
+            timings: Timings::default(),
+            speculation: self.statistics,
+            accepted: self.accepted,
+            prefix_reused: 0,
+            preemptions: 0,
+        }
     }
 }

@@ -1,54 +1,52 @@
 //! Drafting on rank 0: keeps the draft network's cache in step with the target, and grows chains
-//! and trees with it.
+//! and trees with it, those of several sequences in the same passes.
 //!
-//! Row i of the draft pairs the target's captured state of position i with the token of i + 1.
-//! Invariant: rows 0..`rows` of the draft's cache were made from true states of committed tokens;
-//! what drafting writes beyond them is scratch. Committed states wait in `pending` until the next
-//! time something is drafted, so that a round without drafting costs the draft nothing.
+//! Row i of the draft pairs the target's captured state of position i with the token of i + 1. The
+//! draft's cache has the same slots as the target's. Invariant: rows 0..`rows` of a sequence were
+//! made from true states of committed tokens; what drafting writes beyond them is scratch.
+//! Committed states wait until the next time something is drafted, so that a round without drafting
+//! costs the draft nothing. Start reading at [`Drafter::propose`].
+
+use std::time::{Duration, Instant};
 
 use paceline_kernels::{
     DType, Stream, Tensor,
-    ops::{
-        attention::Paths,
-        cache::{copy_rows, gather_rows, move_slots},
-    },
+    ops::cache::{copy_rows, gather_rows, move_slots},
 };
 use paceline_model::{
     eagle3::draft::{Draft, DraftPass, DraftStates},
     pass::Segment,
 };
-use paceline_spec::{Candidate, DraftTree, Plan, TreeBuilder, TreeParameters, top_k_log_softmax};
+use paceline_spec::{Candidate, top_k_log_softmax};
 
 use crate::error::Result;
 
-/// Waiting states take at most this much memory, or one pass's worth.
-const PENDING_BYTES_MAX: usize = 64 << 20;
+mod growth;
 
-/// The draft network of a sequence.
+pub(crate) use growth::{Drafting, Growth};
+
+/// Waiting states of all sequences take at most this much memory.
+const WAITING_BYTES_MAX: usize = 64 << 20;
+/// Waiting rows of one sequence for which there is always room.
+const WAITING_ROWS_MIN: usize = 64;
+/// More waiting rows than the deepest round commits are left over from rounds without drafting.
+const CATCH_UP_ROWS: usize = 16;
+
+/// The draft network, its cache and working memory: what all sequences share.
 pub(crate) struct Drafter {
     draft: Draft,
     stream: Stream,
     cache: Tensor,
     rows_max: usize,
-    /// Committed rows of the draft's cache.
-    rows: usize,
-    pending: Pending,
-    /// Working memory.
+    /// Waiting states: `share_rows` rows for each sequence, touched when they are first used.
+    states: Tensor,
+    share_rows: usize,
+    shares_free: Vec<u32>,
+    /// Working memory of passes.
     batch: Tensor,
+    numbers: Numbers,
     candidates: Vec<Candidate>,
     level: Vec<Candidate>,
-    chain: Vec<u32>,
-    builder: Option<TreeBuilder>,
-    paths: Paths,
-    numbers: Numbers,
-    all_rows: Vec<u32>,
-}
-
-/// States that the draft has not seen, and the token after each.
-struct Pending {
-    states: Tensor,
-    tokens: Vec<u32>,
-    capacity: usize,
 }
 
 /// Lists of one pass.
@@ -56,54 +54,44 @@ struct Pending {
 struct Numbers {
     tokens: Vec<u32>,
     positions: Vec<u32>,
-    parents: Vec<u32>,
+    /// Rows that the states come from.
+    sources: Vec<u32>,
+    logit_rows: Vec<u32>,
+}
+
+/// Sizes of a drafter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DrafterSizes {
+    /// Rows of the cache.
+    pub(crate) slots: usize,
+    /// Most rows of a pass of the draft.
+    pub(crate) rows_max: usize,
+    /// Longest sequence.
+    pub(crate) positions_max: usize,
+    /// Most sequences that draft at the same time.
+    pub(crate) sequences_max: usize,
 }
 
 impl Drafter {
-    /// A drafter with a cache of `slots` rows. `rows_max` is the most rows of one pass of `draft`,
-    /// `positions_max` the longest sequence.
-    pub(crate) fn new(
-        draft: Draft,
-        stream: Stream,
-        dtype: DType,
-        slots: usize,
-        rows_max: usize,
-        positions_max: usize,
-    ) -> Self {
+    /// A drafter with an empty cache.
+    pub(crate) fn new(draft: Draft, stream: Stream, dtype: DType, sizes: DrafterSizes) -> Self {
+        let DrafterSizes { slots, rows_max, positions_max, sequences_max } = sizes;
         let width = draft.config().captured_states * draft.config().target_hidden;
-        let affordable = PENDING_BYTES_MAX / (width * dtype.bytes());
-        let capacity = positions_max.min(affordable.max(rows_max));
+        let affordable = WAITING_BYTES_MAX / (width * dtype.bytes()) / sequences_max;
+        let share_rows = positions_max.min(affordable.max(WAITING_ROWS_MIN));
         Self {
             cache: draft.cache(slots),
-            pending: Pending {
-                states: Tensor::zeros(dtype, &[capacity, width]),
-                tokens: Vec::with_capacity(capacity),
-                capacity,
-            },
+            states: Tensor::zeros(dtype, &[share_rows * sequences_max, width]),
+            share_rows,
+            shares_free: (0..sequences_max as u32).rev().collect(),
             batch: Tensor::zeros(dtype, &[rows_max, width]),
             draft,
             stream,
             rows_max,
-            rows: 0,
+            numbers: Numbers::default(),
             candidates: Vec::new(),
             level: Vec::new(),
-            chain: Vec::new(),
-            builder: None,
-            paths: Paths::default(),
-            numbers: Numbers::default(),
-            all_rows: Vec::new(),
         }
-    }
-
-    /// Starts a new sequence.
-    pub(crate) fn reset(&mut self) {
-        self.rows = 0;
-        self.pending.tokens.clear();
-    }
-
-    /// Rows that wait.
-    pub(crate) fn pending(&self) -> usize {
-        self.pending.tokens.len()
     }
 
     /// Longest sequence that the draft was made for.
@@ -116,180 +104,176 @@ impl Drafter {
         self.draft.config().draft_vocabulary
     }
 
+    /// Bytes of the cache.
+    pub(crate) fn cache_bytes(&self) -> usize {
+        self.cache.bytes()
+    }
+
+    /// A sequence whose first `rows` rows are in the draft's cache.
+    ///
+    /// # Panics
+    /// If more sequences draft than this drafter was made for.
+    pub(crate) fn start(&mut self, rows: usize) -> Drafting {
+        let share = self.shares_free.pop().expect("no more sequences draft than were announced");
+        Drafting::new(share, rows)
+    }
+
+    /// Takes back what a sequence used.
+    pub(crate) fn release(&mut self, drafting: Drafting) {
+        self.shares_free.push(drafting.share);
+    }
+
+    /// Copies rows of the cache from slot to slot.
+    pub(crate) fn move_rows(&mut self, moves: &[(u32, u32)]) {
+        move_slots(&mut self.cache, moves);
+    }
+
     /// Takes the captured states of committed rows (`rows` of `taps`) and the token after each.
     /// `slots` are those of the sequence, used if the waiting states must be worked off.
-    pub(crate) fn commit(&mut self, taps: &Tensor, rows: &[u32], tokens: &[u32], slots: &[u32]) {
+    pub(crate) fn commit(
+        &mut self,
+        drafting: &mut Drafting,
+        taps: &Tensor,
+        rows: &[u32],
+        tokens: &[u32],
+        slots: &[u32],
+    ) {
         assert_eq!(rows.len(), tokens.len());
         // Beyond its positions the draft is of no use any more, so nothing is kept for it.
-        if self.rows + self.pending.tokens.len() + rows.len() > self.positions_max() {
+        drafting.is_beyond |= drafting.end() + rows.len() > self.positions_max();
+        if drafting.is_beyond {
             return;
         }
         let mut done = 0;
         while done < rows.len() {
-            if self.pending.tokens.len() == self.pending.capacity {
-                self.extend(slots, false);
+            if drafting.waiting.len() == self.share_rows {
+                self.work_off(drafting, slots, 0);
             }
-            let count = (rows.len() - done).min(self.pending.capacity - self.pending.tokens.len());
-            self.pending.push(taps, &rows[done..done + count], &tokens[done..done + count]);
+            let waiting = drafting.waiting.len();
+            let end = rows.len().min(done + self.share_rows - waiting);
+            let first = (drafting.share as usize * self.share_rows + waiting) as u32;
+            let places = first..first + (end - done) as u32;
+            copy_rows(taps, &rows[done..end], &mut self.states, places);
+            drafting.waiting.extend_from_slice(&tokens[done..end]);
+            done = end;
+        }
+    }
+
+    /// Runs the draft over all waiting rows but the last `kept`.
+    pub(crate) fn work_off(&mut self, drafting: &mut Drafting, slots: &[u32], kept: usize) {
+        let end = drafting.waiting.len().saturating_sub(kept);
+        let first = drafting.share as usize * self.share_rows;
+        let mut done = 0;
+        while done < end {
+            let count = (end - done).min(self.rows_max);
+            self.numbers.clear();
+            self.numbers.tokens.extend_from_slice(&drafting.waiting[done..done + count]);
+            self.numbers.positions.extend((drafting.rows as u32..).take(count));
+            self.numbers.sources.extend((first + done) as u32..(first + done + count) as u32);
+            let (rows, context, paths) = (count, drafting.rows, None);
+            let segment = Segment { first_row: 0, rows, context, earlier: 0, slots, paths };
+            self.extend(&[segment]);
+            drafting.rows += count;
             done += count;
         }
-    }
-
-    /// Works off the waiting rows but the last, whose logits the next draft starts from.
-    pub(crate) fn catch_up(&mut self, slots: &[u32]) {
-        let waiting = self.pending.tokens.len();
-        if waiting > 1 {
-            let last = (waiting - 1) as u32;
-            let token = self.pending.tokens[waiting - 1];
-            self.pending.tokens.truncate(waiting - 1);
-            self.extend(slots, false);
-            self.pending.keep(last, token);
+        // The last rows stay, at the front.
+        let moves = (0..drafting.waiting.len() - end).map(|row| (first + end + row, first + row));
+        for (from, to) in moves {
+            move_slots(&mut self.states, &[(from as u32, to as u32)]);
         }
+        drafting.waiting.drain(..end);
     }
 
-    /// Drafts what `plan` says below the last committed token, into `tree`.
+    /// Grows what each of `growths` asks for below its last committed token, into its tree. Returns
+    /// the time that was spent on rows left over from rounds without drafting.
     ///
     /// # Errors
     /// If the draft's logits are not finite.
-    pub(crate) fn propose(
-        &mut self,
-        plan: Plan,
-        root: u32,
-        slots: &[u32],
-        tree: &mut DraftTree,
-    ) -> Result<()> {
-        match plan {
-            Plan::Plain => tree.reset(root),
-            Plan::Chain { drafted } => self.propose_chain(drafted, root, slots, tree)?,
-            Plan::Tree(parameters) => self.propose_tree(parameters, root, slots, tree)?,
+    pub(crate) fn propose(&mut self, growths: &mut [Growth<'_>]) -> Result<Duration> {
+        let started = Instant::now();
+        let mut caught_up = Duration::ZERO;
+        for growth in growths.iter_mut() {
+            if growth.drafting.waiting.len() > CATCH_UP_ROWS.min(self.rows_max) {
+                self.work_off(growth.drafting, growth.slots, 1);
+                caught_up = started.elapsed();
+            }
         }
-        Ok(())
-    }
-
-    /// Runs the draft over all waiting rows. With `logits`, the last row's logits are computed.
-    /// Returns the index of the last row in the last pass.
-    fn extend(&mut self, slots: &[u32], logits: bool) -> u32 {
-        let total = self.pending.tokens.len();
-        let mut start = 0;
-        let mut last = 0;
-        while start < total {
-            let end = (start + self.rows_max).min(total);
-            self.numbers.positions.clear();
-            self.numbers.positions.extend((self.rows as u32..).take(end - start));
-            self.numbers.parents.clear();
-            self.numbers.parents.extend(start as u32..end as u32);
-            self.batch.set_rows(end - start);
-            gather_rows(&self.pending.states, &self.numbers.parents, 0, &mut self.batch);
-            last = (end - start - 1) as u32;
-            let logit_rows: &[u32] = if logits && end == total { &[last] } else { &[] };
-            let pass = DraftPass {
-                tokens: &self.pending.tokens[start..end],
-                states: DraftStates::Captured(&self.batch),
-                positions: &self.numbers.positions,
-                segment: segment(end - start, self.rows, slots),
-                logit_rows,
+        let mut rest = growths;
+        while !rest.is_empty() {
+            let mut rows = 0;
+            let fits = |growth: &&Growth<'_>| {
+                rows += growth.rows_max();
+                rows <= self.rows_max
             };
-            self.draft.forward(&self.stream, &pass, &mut self.cache);
-            self.rows += end - start;
-            start = end;
+            // One alone always fits: the engine refuses wider trees.
+            let count = rest.iter().take_while(fits).count().max(1);
+            let (group, others) = rest.split_at_mut(count);
+            self.grow(group)?;
+            rest = others;
         }
-        self.pending.tokens.clear();
-        last
+        Ok(caught_up)
     }
 
-    fn propose_chain(
-        &mut self,
-        drafted: usize,
-        root: u32,
-        slots: &[u32],
-        tree: &mut DraftTree,
-    ) -> Result<()> {
-        let mut state = self.extend(slots, true);
-        self.chain.clear();
-        tree.reset(root);
-        for step in 0..drafted {
-            if step > 0 {
-                let row = self.rows + step - 1;
-                let pass = DraftPass {
-                    tokens: &self.chain[step - 1..],
-                    states: DraftStates::Recurrent(&[state]),
-                    positions: &[row as u32],
-                    segment: segment(1, row, slots),
-                    logit_rows: &[0],
-                };
-                self.draft.forward(&self.stream, &pass, &mut self.cache);
-                state = 0;
-            }
-            top_k_log_softmax(self.draft.logits().as_slice(), 1, &mut self.candidates)?;
-            let token = self.draft.target_token(self.candidates[0].token);
-            self.chain.push(token);
-            tree.push(step, token)?;
+    /// Grows a group whose passes have room for all of it.
+    fn grow(&mut self, growths: &mut [Growth<'_>]) -> Result<()> {
+        self.numbers.clear();
+        for growth in growths.iter_mut() {
+            let Drafting { waiting, rows, share, .. } = &*growth.drafting;
+            let first = share * self.share_rows as u32;
+            self.numbers.positions.extend((*rows as u32..).take(waiting.len()));
+            self.numbers.sources.extend(first..first + waiting.len() as u32);
+            growth.first_row = self.numbers.tokens.len();
+            self.numbers.tokens.extend_from_slice(waiting);
+            self.numbers.logit_rows.push(self.numbers.tokens.len() as u32 - 1);
         }
-        Ok(())
-    }
-
-    fn propose_tree(
-        &mut self,
-        parameters: TreeParameters,
-        root: u32,
-        slots: &[u32],
-        tree: &mut DraftTree,
-    ) -> Result<()> {
-        let last = self.extend(slots, true);
-        self.level.clear();
-        self.add_best(0, parameters.topk())?;
-        let mut builder = match self.builder.take() {
-            Some(mut builder) => {
-                builder.restart(parameters, root, &self.level)?;
-                builder
-            }
-            None => TreeBuilder::start(parameters, root, &self.level)?,
-        };
-        self.paths.clear();
-        while !builder.frontier().is_empty() {
-            self.feed_frontier(&builder, last, slots);
+        let segments: Vec<Segment<'_>> = growths.iter().map(Growth::waiting_segment).collect();
+        self.extend(&segments);
+        for (row, growth) in growths.iter_mut().enumerate() {
+            growth.drafting.rows += growth.drafting.waiting.len();
+            growth.drafting.waiting.clear();
             self.level.clear();
-            for row in 0..builder.frontier().len() {
-                self.add_best(row, parameters.topk())?;
-            }
-            builder.expand(&self.level)?;
+            self.add_best(row, growth.parameters.topk())?;
+            growth.start(&self.level, self.numbers.logit_rows[row])?;
         }
-        builder.finish_into(tree);
-        self.builder = Some(builder);
+        while growths.iter().any(Growth::is_growing) {
+            self.feed_frontiers(growths);
+            let mut row = 0;
+            for growth in growths.iter_mut().filter(|growth| growth.is_growing()) {
+                self.level.clear();
+                for _ in 0..growth.frontier().len() {
+                    self.add_best(row, growth.parameters.topk())?;
+                    row += 1;
+                }
+                growth.expand(&self.level)?;
+            }
+        }
+        growths.iter_mut().for_each(Growth::finish);
         Ok(())
     }
 
-    /// Runs the draft over the nodes that a tree grows from next. Fed node i has scratch row i.
-    fn feed_frontier(&mut self, builder: &TreeBuilder, last: u32, slots: &[u32]) {
-        let (frontier, fed_before) = (builder.frontier(), builder.frontier_start());
-        let Numbers { tokens, positions, parents } = &mut self.numbers;
-        tokens.clear();
-        positions.clear();
-        parents.clear();
-        // The rows of the pass before this one are the nodes fed last.
-        let previous = builder.fed()[..fed_before].iter().rev();
-        let depth = frontier[0].depth;
-        let previous = fed_before - previous.take_while(|node| node.depth + 1 == depth).count();
-        for node in frontier {
-            tokens.push(node.token);
-            positions.push(self.rows as u32 + node.depth - 1);
-            parents.push(node.parent.map_or(last, |parent| (parent - previous) as u32));
-            self.paths.push(node.parent);
+    /// Runs the draft over waiting rows, those of `numbers`.
+    fn extend(&mut self, segments: &[Segment<'_>]) {
+        let Numbers { tokens, positions, sources, logit_rows } = &self.numbers;
+        self.batch.set_rows(tokens.len());
+        gather_rows(&self.states, sources, 0, &mut self.batch);
+        let states = DraftStates::Captured(&self.batch);
+        let pass = DraftPass { tokens, states, positions, segments, logit_rows };
+        self.draft.forward(&self.stream, &pass, &mut self.cache);
+    }
+
+    /// Runs the draft over the nodes that trees grow from next.
+    fn feed_frontiers(&mut self, growths: &mut [Growth<'_>]) {
+        self.numbers.clear();
+        for growth in growths.iter_mut().filter(|growth| growth.is_growing()) {
+            let Numbers { tokens, positions, sources, .. } = &mut self.numbers;
+            growth.feed(tokens, positions, sources);
         }
-        let segment = Segment {
-            earlier: fed_before,
-            paths: Some(&self.paths),
-            ..segment(tokens.len(), self.rows, slots)
-        };
-        self.all_rows.clear();
-        self.all_rows.extend(0..tokens.len() as u32);
-        let pass = DraftPass {
-            tokens,
-            states: DraftStates::Recurrent(parents),
-            positions,
-            segment,
-            logit_rows: &self.all_rows,
-        };
+        let Numbers { tokens, positions, sources, logit_rows } = &mut self.numbers;
+        logit_rows.extend(0..tokens.len() as u32);
+        let growing = growths.iter().filter(|growth| growth.is_growing());
+        let segments: Vec<Segment<'_>> = growing.map(Growth::frontier_segment).collect();
+        let states = DraftStates::Recurrent(sources);
+        let pass = DraftPass { tokens, states, positions, segments: &segments, logit_rows };
         self.draft.forward(&self.stream, &pass, &mut self.cache);
     }
 
@@ -307,23 +291,11 @@ impl Drafter {
     }
 }
 
-impl Pending {
-    /// Makes row `row` the only one, with its token.
-    fn keep(&mut self, row: u32, token: u32) {
-        move_slots(&mut self.states, &[(row, 0)]);
-        self.tokens.clear();
-        self.tokens.push(token);
+impl Numbers {
+    fn clear(&mut self) {
+        for list in [&mut self.tokens, &mut self.positions, &mut self.sources, &mut self.logit_rows]
+        {
+            list.clear();
+        }
     }
-
-    fn push(&mut self, taps: &Tensor, rows: &[u32], tokens: &[u32]) {
-        let first = self.tokens.len() as u32;
-        let places = first..first + rows.len() as u32;
-        copy_rows(taps, rows, &mut self.states, places);
-        self.tokens.extend_from_slice(tokens);
-    }
-}
-
-/// Rows in a chain after `context` committed ones.
-fn segment(rows: usize, context: usize, slots: &[u32]) -> Segment<'_> {
-    Segment { first_row: 0, rows, context, earlier: 0, slots, paths: None }
 }

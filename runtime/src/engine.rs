@@ -1,40 +1,65 @@
-//! The engine: a request in, events out.
+//! The engine: requests in, events out.
 //!
-//! One request at a time goes through: prompt in chunks, then rounds of draft, verify, commit
-//! ([`crate::round`]), whose tokens become text. Start reading at [`Engine::generate`].
+//! Requests that were submitted share the passes of the model. Each [`Engine::step`] does what the
+//! [scheduler](crate::scheduler) says next: a chunk of a prompt, or a round of all answers
+//! ([`crate::round`]). Invariant: a failure ends all requests, and the engine serves none after it.
+//! Start reading at [`Engine::step`].
 
-use std::{ops::ControlFlow, time::Instant};
+use std::{collections::HashMap, sync::Arc};
 
 use paceline_comm::Usage;
-use paceline_model::{ModelError, config::ModelConfig, stop::stop_ids, tokenizer::Tokenizer};
-use paceline_spec::{Controller, ControllerOptions, Limits, Plan, RoundOutcome};
+use paceline_model::{
+    ModelError, config::ModelConfig, pass::AttentionForm, stop::stop_ids, tokenizer::Tokenizer,
+};
+use paceline_spec::{Acceptance, ControllerOptions};
 
 use crate::{
+    admission::Admission,
     answer::Answer,
     drafter::Drafter,
     error::{Result, RuntimeError},
     loading::{self, Progress, lead},
     options::{EngineOptions, Ranks},
-    pages::{PAGE_ROWS, PageAllocator},
-    request::{Event, FinishReason, Flow, Outcome, Request, Speculation, Timings},
-    round::{Round, Sequence},
-    sampling::{self, Sampler},
-    worker::leader::Leader,
+    pages::PAGE_ROWS,
+    planning::Planner,
+    request::{Event, FinishReason, Flow, Outcome, Request, RequestId, Speculation},
+    round::{Member, Passes},
+    sampling::Sampler,
+    scheduler::{
+        Action, Occupancy, Part, PrefixReuse, Scheduler, SchedulerLimits, SequenceId, Step,
+        Submission,
+    },
+    sequence::Sequence,
 };
 
 /// A loaded model over its ranks, ready for requests.
 pub struct Engine {
-    leader: Leader,
-    drafter: Option<Drafter>,
+    pub(crate) passes: Passes,
+    pub(crate) scheduler: Scheduler,
+    planner: Planner,
+    sequences: HashMap<SequenceId, Box<Sequence>>,
+    /// Requests to end at the next step.
+    cancelled: Vec<SequenceId>,
+    admission: Admission,
     tokenizer: Option<Tokenizer>,
-    stop_ids: Vec<u32>,
-    pages: PageAllocator,
+    stop_ids: Arc<[u32]>,
     options: EngineOptions,
-    context_max: usize,
-    tree_rows_max: usize,
-    next_sequence: u32,
-    controller: Controller,
+    next_request: u64,
+    state: State,
 }
+
+/// Whether the engine can go on.
+enum State {
+    Ready,
+    /// Within a step, or after one that was cut short by a panic.
+    Working,
+    Failed {
+        cause: String,
+    },
+}
+
+/// Who hears of the events of all requests.
+type Listener<'a> = &'a mut dyn FnMut(RequestId, Event<'_>) -> Flow;
 
 impl Engine {
     /// Loads a model over `ranks`. In a group of processes this is rank 0; the others call
@@ -55,30 +80,43 @@ impl Engine {
         }
         let generation = options.model.text("generation_config.json")?;
         let stop_ids = stop_ids(&plan.config, generation.as_deref())?;
-        let pages = PageAllocator::new(plan.slots() / PAGE_ROWS);
-        let (context_max, tree_rows_max) = (plan.context_max, plan.tree_rows_max);
+        let limits = SchedulerLimits {
+            pages: plan.slots / PAGE_ROWS,
+            context_max: plan.context_max,
+            prefill_rows_max: options.prefill_rows,
+            decode_rows_max: plan.decode_rows_max,
+            sequences_max: options.sequences_max,
+            waiting_max: options.waiting_max,
+        };
+        let scheduler = Scheduler::new(limits)?;
+        let tree_rows_max = plan.tree_rows_max;
+        let vocabulary = plan.config.vocabulary;
         let (leader, drafter) = lead(plan, &options, ranks, progress)?;
-        let controller = Controller::new(ControllerOptions {
+        let controller = ControllerOptions {
             chain_drafted_max: options.chain_drafted_max,
             trees: options.trees.clone(),
-        });
+        };
+        let draft_positions = drafter.as_ref().map_or(0, Drafter::positions_max);
+        let proposable_tokens = drafter.as_ref().map(Drafter::proposable_tokens);
+        let sequences_max = options.sequences_max;
         Ok(Self {
-            leader,
-            drafter,
+            planner: Planner::new(&controller, sequences_max, tree_rows_max, draft_positions),
+            passes: Passes::new(leader, drafter)?,
+            scheduler,
+            sequences: HashMap::new(),
+            cancelled: Vec::new(),
+            admission: Admission::new(limits, vocabulary, tree_rows_max, proposable_tokens),
             tokenizer,
-            stop_ids,
-            pages,
+            stop_ids: stop_ids.into(),
             options,
-            context_max,
-            tree_rows_max,
-            next_sequence: 0,
-            controller,
+            next_request: 0,
+            state: State::Ready,
         })
     }
 
     /// The model's configuration.
     pub fn config(&self) -> &ModelConfig {
-        self.leader.model().config()
+        self.passes.leader.model().config()
     }
 
     /// How the engine was set up.
@@ -98,219 +136,306 @@ impl Engine {
 
     /// Longest sequence.
     pub fn context_max(&self) -> usize {
-        self.context_max
+        self.scheduler.limits().context_max
+    }
+
+    /// Tokens that the cache holds, of all sequences together.
+    pub fn cache_tokens(&self) -> usize {
+        self.scheduler.limits().pages * PAGE_ROWS
     }
 
     /// Whether there is a draft network.
     pub fn can_speculate(&self) -> bool {
-        self.drafter.is_some()
+        self.passes.drafter.is_some()
     }
 
     /// Number of ranks.
     pub fn ranks(&self) -> usize {
-        self.leader.model().communicator().world_size()
+        self.passes.leader.model().communicator().world_size()
     }
 
-    /// Bytes of rank 0's cache.
+    /// Bytes of rank 0's caches, the draft's included.
     pub fn cache_bytes(&self) -> usize {
-        self.leader.cache_bytes()
+        let draft = self.passes.drafter.as_ref().map_or(0, Drafter::cache_bytes);
+        self.passes.leader.cache_bytes() + draft
     }
 
-    /// How often each communication back end served, since the engine was loaded.
+    /// How often each communication back end served, since the engine was loaded, and how long
+    /// that took.
     pub fn communication(&self) -> Vec<Usage> {
-        self.leader.model().communicator().counts()
+        self.passes.leader.model().communicator().counts()
     }
 
-    /// Runs a request to its end. `on_event` hears of every token and every piece of text, and
+    /// How many requests and pages are in which state.
+    pub fn occupancy(&self) -> Occupancy {
+        self.scheduler.occupancy()
+    }
+
+    /// Which requests this engine takes; a copy can check them elsewhere.
+    pub(crate) fn admission(&self) -> &Admission {
+        &self.admission
+    }
+
+    /// Whether no request is unfinished.
+    pub fn is_idle(&self) -> bool {
+        self.sequences.is_empty()
+    }
+
+    /// Takes a request into the queue. It goes on with each [`Engine::step`]; over ranks that are
+    /// processes or threads of their own, these wait between steps for no longer than the group's
+    /// timeout.
+    ///
+    /// # Errors
+    /// [`RuntimeError::Request`] for a request that can never be served, [`RuntimeError::Busy`]
+    /// if too many wait, [`RuntimeError::Stopped`] after a failure.
+    pub fn submit(&mut self, request: Request) -> Result<RequestId> {
+        self.check_state()?;
+        self.admission.check(&request)?;
+        let reuse = match (self.options.prefix_reuse, self.options.prefix_reuse_of_answers) {
+            (false, _) => PrefixReuse::Off,
+            (true, false) => PrefixReuse::SameBits,
+            (true, true) => PrefixReuse::SameTokens,
+        };
+        let submission = Submission {
+            prompt: request.prompt.clone(),
+            tokens_max: request.tokens_max,
+            speculates: request.speculation != Speculation::Off,
+            reuse,
+        };
+        let accepted = self.scheduler.submit(submission);
+        let accepted = accepted.map_err(|refusal| self.admission.refusal(&request, refusal))?;
+        let name = RequestId(self.next_request);
+        self.next_request += 1;
+        let sampler = Sampler::new(&request, &self.stop_ids);
+        let stop_ids = Arc::clone(&self.stop_ids);
+        let answer = Answer::new(request, accepted.tokens_max, self.tokenizer.as_ref(), stop_ids);
+        let sequence = Sequence::new(accepted.sequence, name, answer, sampler);
+        self.sequences.insert(accepted.sequence, Box::new(sequence));
+        Ok(name)
+    }
+
+    /// Ends a request: the next step tells so. False if it is finished already, or unknown.
+    pub fn cancel(&mut self, request: RequestId) -> bool {
+        let found = self.sequences.values().find(|sequence| sequence.request == request);
+        let id = found.map(|sequence| sequence.id);
+        match id {
+            Some(id) if !self.cancelled.contains(&id) => {
+                self.cancelled.push(id);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Does what is to be done next: a chunk of a prompt, or a round of all answers that have
+    /// begun. `on_event` hears of every token and every piece of text, and can break its request
+    /// off; the others go on. False when all requests are finished.
+    ///
+    /// # Errors
+    /// Failures of ranks and [`RuntimeError::LogitsNotFinite`]. They end all requests, and the
+    /// engine is of no use after them: [`RuntimeError::Stopped`].
+    pub fn step(&mut self, on_event: &mut dyn FnMut(RequestId, Event<'_>) -> Flow) -> Result<bool> {
+        self.check_state()?;
+        self.state = State::Working;
+        match self.advance(on_event) {
+            Ok(more) => {
+                self.state = State::Ready;
+                Ok(more)
+            }
+            Err(error) => {
+                self.fail(&error);
+                Err(error)
+            }
+        }
+    }
+
+    /// Runs one request to its end. `on_event` hears of every token and every piece of text, and
     /// can break it off.
     ///
     /// # Errors
-    /// [`RuntimeError::Request`] for a request that cannot be served; failures of ranks.
+    /// As [`Engine::submit`] and [`Engine::step`]; [`RuntimeError::InUse`] if other requests are
+    /// unfinished, whose events nobody would hear.
     pub fn generate(
         &mut self,
         request: &Request,
         mut on_event: impl FnMut(Event<'_>) -> Flow,
     ) -> Result<Outcome> {
-        self.check(request)?;
-        let mut sequence = Sequence::new(self.next_sequence, &request.prompt);
-        self.next_sequence = self.next_sequence.wrapping_add(1);
-        let outcome = self.run(request, &mut sequence, &mut on_event);
-        sequence.release(&mut self.pages);
-        // Forgetting reports the same failure again if the ranks are gone.
-        let forgotten = self.leader.forget(sequence.id);
-        let outcome = outcome?;
-        forgotten?;
-        Ok(outcome)
+        self.check_idle("Engine::generate")?;
+        self.submit(request.clone())?;
+        let mut outcome = None;
+        let mut listen = |_, event: Event<'_>| {
+            if let Event::Finished(finished) = event {
+                outcome = Some(finished.clone());
+            }
+            on_event(event)
+        };
+        while self.step(&mut listen)? {}
+        Ok(outcome.expect("an engine is idle when its request is finished"))
     }
 
-    fn run(
-        &mut self,
-        request: &Request,
-        sequence: &mut Sequence,
-        on_event: &mut impl FnMut(Event<'_>) -> Flow,
-    ) -> Result<Outcome> {
-        let started = Instant::now();
-        let mut sampler = Sampler::new(request.sampling);
-        let tokens_max = request.tokens_max.min(self.context_max - request.prompt.len());
-        let stop_ids = self.stop_ids.clone();
-        let mut answer = Answer::new(request, tokens_max, self.tokenizer.as_ref(), stop_ids);
-        let speculates = request.speculation != Speculation::Off;
-        let mut timings = Timings::default();
-        let flow = self.prefill(request, sequence, on_event)?;
-        if flow.is_break() {
-            return Ok(answer.finish(FinishReason::Cancelled, timings, on_event));
+    /// Refuses what needs the engine to itself while it works.
+    pub(crate) fn check_idle(&self, what: &'static str) -> Result<()> {
+        self.check_state()?;
+        match self.sequences.len() {
+            0 => Ok(()),
+            requests => Err(RuntimeError::InUse { what, requests }),
         }
-        timings.prefill = started.elapsed();
-        let first = sequence.first(&self.leader, &mut sampler)?;
-        let token = first.bonus();
-        let last_row = self.leader.model().taps().rows() as u32 - 1;
-        if let (Some(drafter), true) = (&mut self.drafter, speculates) {
-            let taps = self.leader.model().taps();
-            drafter.commit(taps, &[last_row], &[token], sequence.slots());
-        }
-        sequence.tokens.push(token);
-        timings.first_token = started.elapsed();
-        let decoding = Instant::now();
-        let mut finish = answer.take(&self.leader, sequence, &first.path, &[token], on_event);
-        while finish.is_none() {
-            let round = self.round(request, sequence, &mut sampler, &answer)?;
-            timings.draft += round.draft + round.catch_up;
-            timings.verify += round.verify;
-            let emitted = &round.acceptance.emitted;
-            let before = answer.tokens().len();
-            let path = &round.acceptance.path;
-            finish = answer.take(&self.leader, sequence, path, emitted, on_event);
-            answer.record(&round, answer.tokens().len() - before);
-        }
-        timings.decode = decoding.elapsed();
-        Ok(answer.finish(finish.unwrap_or(FinishReason::Length), timings, on_event))
     }
 
-    /// Sends the prompt through the model, chunk by chunk.
+    fn check_state(&self) -> Result<()> {
+        match &self.state {
+            State::Ready => Ok(()),
+            State::Working => {
+                Err(RuntimeError::Stopped { cause: "a panic cut a step short".to_owned() })
+            }
+            State::Failed { cause } => Err(RuntimeError::Stopped { cause: cause.clone() }),
+        }
+    }
+
+    /// Ends everything after a failure.
+    pub(crate) fn fail(&mut self, error: &RuntimeError) {
+        self.state = State::Failed { cause: error.to_string() };
+        self.cancelled.clear();
+        let sequences = std::mem::take(&mut self.sequences);
+        // Ranks that still live wait for the engine's end from now on, not for the next pass. If
+        // they are gone, this fails as the step did.
+        let mut open = sequences.keys();
+        let _ = open.try_for_each(|id| self.passes.leader.forget(id.0));
+    }
+
+    fn advance(&mut self, on_event: Listener<'_>) -> Result<bool> {
+        for id in std::mem::take(&mut self.cancelled) {
+            if let Some(sequence) = self.sequences.remove(&id) {
+                self.finish(sequence, FinishReason::Cancelled, on_event);
+            }
+        }
+        let Step { forget, preempted, moves, action } = self.schedule();
+        for id in forget {
+            self.passes.leader.forget(id.0)?;
+        }
+        for id in preempted {
+            if let Some(sequence) = self.sequences.get_mut(&id) {
+                self.passes.close(sequence);
+                sequence.preempt();
+            }
+        }
+        self.passes.copy_rows(&moves);
+        match action {
+            Action::Idle => return Ok(false),
+            Action::Prefill { part, form, gives_token } => {
+                self.prefill(&part, form, gives_token, on_event)?;
+            }
+            Action::Decode { parts } => self.decode(&parts, on_event)?,
+        }
+        Ok(true)
+    }
+
+    /// The next step, with a plan for each sequence of a round.
+    fn schedule(&mut self) -> Step {
+        let Self { scheduler, planner, sequences, .. } = self;
+        planner.begin(sequences.values().map(Box::as_ref));
+        scheduler.next(|id| {
+            let sequence = sequences.get_mut(&id).expect("the scheduler knows the same sequences");
+            planner.plan(sequence)
+        })
+    }
+
     fn prefill(
         &mut self,
-        request: &Request,
-        sequence: &mut Sequence,
-        on_event: &mut impl FnMut(Event<'_>) -> Flow,
-    ) -> Result<Flow> {
-        let total = request.prompt.len();
-        if let Some(drafter) = &mut self.drafter {
-            drafter.reset();
+        part: &Part,
+        form: AttentionForm,
+        gives_token: bool,
+        on_event: Listener<'_>,
+    ) -> Result<()> {
+        let mut sequence = self.take(part.sequence);
+        let name = sequence.request;
+        let tokens = self.scheduler.tokens(part.sequence).expect("it is in the pass");
+        let started = std::time::Instant::now();
+        self.passes.open(&mut sequence, part);
+        let first = self.passes.prefill(&mut sequence, part, form, gives_token, tokens)?;
+        sequence.timings.prefill += started.elapsed();
+        // An answer that is replayed ends with the root of the next round.
+        let total = tokens.len() - usize::from(sequence.has_answer());
+        let done = part.context + part.rows;
+        let mut finish = match on_event(name, Event::Prefill { done, total }) {
+            Flow::Continue(()) => None,
+            Flow::Break(()) => Some(FinishReason::Cancelled),
+        };
+        if let Some(acceptance) = first.as_ref().filter(|_| finish.is_none()) {
+            sequence.begin_answer();
+            let nodes = self.passes.nodes(0, done - 1);
+            let listen = &mut |event: Event<'_>| on_event(name, event);
+            finish = sequence.answer.take(acceptance, nodes, listen).1;
         }
-        while sequence.committed < total {
-            let start = sequence.committed;
-            let end = start.saturating_add(self.options.prefill_rows).min(total);
-            sequence.prefill(&mut self.leader, &mut self.pages, end)?;
-            if let (Some(drafter), true) =
-                (&mut self.drafter, request.speculation != Speculation::Off)
-            {
-                // Row i goes with token i + 1; the last row waits for the first sampled token.
-                let next = &request.prompt[start + 1..(end + 1).min(total)];
-                let rows: Vec<u32> = (0..next.len() as u32).collect();
-                drafter.commit(self.leader.model().taps(), &rows, next, sequence.slots());
-            }
-            let flow = on_event(Event::Prefill { done: end, total });
-            if flow.is_break() {
-                return Ok(flow);
-            }
-        }
-        Ok(ControlFlow::Continue(()))
+        let emitted = first.map_or(Vec::new(), |acceptance| acceptance.emitted);
+        self.settle(sequence, &emitted, finish, on_event);
+        Ok(())
     }
 
-    /// One round, drafting as the request or the controller says.
-    fn round(
+    fn decode(&mut self, parts: &[Part], on_event: Listener<'_>) -> Result<()> {
+        let mut members = Vec::with_capacity(parts.len());
+        for part in parts {
+            let mut sequence = self.take(part.sequence);
+            self.passes.open(&mut sequence, part);
+            let tokens = self.scheduler.tokens(part.sequence).expect("it is in the pass");
+            let root = *tokens.last().expect("a sequence has a token");
+            members.push(Member::new(sequence, root, part));
+        }
+        let times = self.passes.round(&mut members, parts)?;
+        self.planner.observe(&members, &times);
+        for Member { mut sequence, first_row, position, acceptance, .. } in members {
+            sequence.timings.draft += times.draft + times.catch_up;
+            sequence.timings.verify += times.verify;
+            let name = sequence.request;
+            let nodes = self.passes.nodes(first_row, position);
+            let listen = &mut |event: Event<'_>| on_event(name, event);
+            let (taken, finish) = sequence.answer.take(&acceptance, nodes, listen);
+            let (drafted, depth) = (sequence.tree.drafted(), sequence.plan.depth());
+            sequence.answer.record(drafted, depth, acceptance.accepted(), taken);
+            let Acceptance { emitted, .. } = acceptance;
+            self.settle(sequence, &emitted, finish, on_event);
+        }
+        Ok(())
+    }
+
+    /// Tells the scheduler what a pass did for a sequence, and puts it back or ends it.
+    fn settle(
         &mut self,
-        request: &Request,
-        sequence: &mut Sequence,
-        sampler: &mut Sampler,
-        answer: &Answer<'_>,
-    ) -> Result<Round> {
-        let tokens_left = answer.tokens_max() - answer.tokens().len();
-        // Beyond the positions that the draft was trained for, nothing is drafted. The target's
-        // own end is in `tokens_max`.
-        let draft_positions = self.drafter.as_ref().map_or(usize::MAX, Drafter::positions_max);
-        let positions_left = draft_positions.saturating_sub(sequence.committed);
-        let limits = Limits::remaining(tokens_left, positions_left, self.tree_rows_max);
-        let plan = match request.speculation {
-            Speculation::Off => Plan::Plain,
-            Speculation::Chain(drafted) => Plan::Chain { drafted }.limited(limits),
-            Speculation::Tree(tree) => Plan::Tree(tree).limited(limits),
-            Speculation::Auto => self.controller.decide(limits),
-        };
-        let drafter = match request.speculation {
-            Speculation::Off => None,
-            _ => self.drafter.as_mut(),
-        };
-        let round = sequence.round(plan, &mut self.leader, &mut self.pages, drafter, sampler)?;
-        if request.speculation == Speculation::Auto {
-            self.controller.observe(&RoundOutcome {
-                plan: round.plan,
-                width: round.width,
-                accepted: round.acceptance.accepted(),
-                draft_seconds: round.draft.as_secs_f64(),
-                verify_seconds: round.verify.as_secs_f64(),
-                catch_up_seconds: round.catch_up.as_secs_f64(),
-            });
+        mut sequence: Box<Sequence>,
+        emitted: &[u32],
+        finish: Option<FinishReason>,
+        on_event: Listener<'_>,
+    ) {
+        if finish.is_some() && self.options.prefix_reuse {
+            // Later prompts that begin alike and speculate need the draft's rows as well.
+            self.passes.complete_draft(&mut sequence);
         }
-        Ok(round)
+        self.scheduler.commit(sequence.id, emitted, sequence.draft_rows());
+        match finish {
+            Some(reason) => self.finish(sequence, reason, on_event),
+            None => {
+                self.sequences.insert(sequence.id, sequence);
+            }
+        }
     }
 
-    /// Refuses what can never work, before anything is done.
-    fn check(&self, request: &Request) -> Result<()> {
-        let refuse = |what, got: String, limit: String, advice| {
-            Err(RuntimeError::Request { what, got, limit, advice })
-        };
-        let (length, vocabulary) = (request.prompt.len(), self.config().vocabulary);
-        if length == 0 {
-            let limit = "a model needs at least one token".to_owned();
-            return refuse("the prompt", "empty".to_owned(), limit, "give it some text");
-        }
-        if let Some(id) = request.prompt.iter().find(|&&id| id as usize >= vocabulary) {
-            let limit = format!("this model's ids end at {}", vocabulary - 1);
-            return refuse("a token id", id.to_string(), limit, "use this model's tokenizer");
-        }
-        if length >= self.context_max {
-            let limit = format!("the context holds {} with the answer", self.context_max);
-            let got = format!("{length} tokens long");
-            return refuse("the prompt", got, limit, "shorten it, or load with a larger context");
-        }
-        if request.tokens_max == 0 {
-            let limit = "at least one token is generated".to_owned();
-            return refuse("the token limit", "0".to_owned(), limit, "ask for 1 or more");
-        }
-        sampling::check(&request.sampling)?;
-        self.check_speculation(request.speculation)
+    /// Ends a request.
+    fn finish(
+        &mut self,
+        mut sequence: Box<Sequence>,
+        reason: FinishReason,
+        on_event: Listener<'_>,
+    ) {
+        self.passes.close(&mut sequence);
+        self.scheduler.end(sequence.id);
+        let name = sequence.request;
+        let outcome = sequence.finish(reason, &mut |event| on_event(name, event));
+        // It is over, whatever the listener says.
+        let _ = on_event(name, Event::Finished(&outcome));
     }
 
-    fn check_speculation(&self, speculation: Speculation) -> Result<()> {
-        let refuse = |what, got: String, limit: String, advice| {
-            Err(RuntimeError::Request { what, got, limit, advice })
-        };
-        if speculation != Speculation::Off && self.drafter.is_none() {
-            let limit = "no draft network was loaded".to_owned();
-            return refuse("speculation", "on".to_owned(), limit, "give a draft, or turn it off");
-        }
-        let Some(drafter) = &self.drafter else { return Ok(()) };
-        let rows_max = self.tree_rows_max;
-        match speculation {
-            Speculation::Chain(drafted) if drafted == 0 || drafted >= rows_max => {
-                let limit = format!("chains of 1 to {} tokens are possible", rows_max - 1);
-                refuse(
-                    "the chain",
-                    format!("{drafted} tokens long"),
-                    limit,
-                    "choose another length",
-                )
-            }
-            Speculation::Tree(tree)
-                if tree.nodes() > rows_max
-                    || tree.topk() * (tree.depth() - 1) > rows_max
-                    || tree.topk() > drafter.proposable_tokens() =>
-            {
-                let limit = format!("{rows_max} rows were set aside for trees");
-                refuse("the tree", format!("{tree:?}"), limit, "choose a smaller one")
-            }
-            _ => Ok(()),
-        }
+    /// Takes a sequence out for a pass; what a failed pass does not put back is gone.
+    fn take(&mut self, id: SequenceId) -> Box<Sequence> {
+        self.sequences.remove(&id).expect("the scheduler knows the same sequences")
     }
 }

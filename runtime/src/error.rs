@@ -36,6 +36,41 @@ pub enum RuntimeError {
         /// What to do instead.
         advice: &'static str,
     },
+    /// As many requests wait as may.
+    #[error(
+        "{waiting} requests wait already, as many as may ({waiting_max}); submit this one again \
+         when others have finished, or let more of them wait"
+    )]
+    Busy {
+        /// Requests that wait.
+        waiting: usize,
+        /// Most requests that may wait.
+        waiting_max: usize,
+    },
+    /// Something that needs an engine to itself.
+    #[error("{what} needs an idle engine, but it works on {requests} requests; let them finish")]
+    InUse {
+        /// What was asked for.
+        what: &'static str,
+        /// Unfinished requests.
+        requests: usize,
+    },
+    /// The engine failed before and serves no more.
+    #[error("the engine stopped after a failure: {cause}; load the model again")]
+    Stopped {
+        /// The failure.
+        cause: String,
+    },
+    /// There is no memory for something that an engine cannot do without.
+    #[error("there is no memory for {what} of {bytes} bytes; {advice}")]
+    Memory {
+        /// What was to be stored.
+        what: &'static str,
+        /// Its size.
+        bytes: usize,
+        /// What to do.
+        advice: &'static str,
+    },
     /// The model produced numbers that are no logits.
     #[error(
         "the logits of position {position} are not finite: the weights are damaged or do not fit \

@@ -7,7 +7,7 @@ use std::{
 };
 
 use paceline_comm::{Communicator, Group, GroupOptions, in_process};
-use paceline_kernels::{Stream, Tensor, Weight};
+use paceline_kernels::{DType, Stream, Tensor, Weight};
 use paceline_model::{
     config::ModelConfig,
     eagle3::{config::DraftConfig, draft::Draft},
@@ -17,12 +17,19 @@ use paceline_model::{
 };
 
 use crate::{
-    drafter::Drafter,
+    drafter::{Drafter, DrafterSizes},
     error::{Result, RuntimeError},
-    options::{CONTEXT_DEFAULT_MAX, EngineOptions, Ranks},
+    options::{CACHE_DEFAULT_BYTES_MAX, CONTEXT_DEFAULT_MAX, EngineOptions, Ranks},
     pages::PAGE_ROWS,
     worker::{agreement::Settings, leader::Leader, rank::Rank},
 };
+
+/// Most rows of a decoding pass, unless that many sequences or a tree as large are asked for.
+const DECODE_ROWS_MAX: usize = 256;
+/// Most sequences at a time.
+const SEQUENCES_MAX: usize = 4096;
+/// Most rows of a cache; slots are numbered with 32 bits.
+const SLOTS_MAX: usize = 1 << 31;
 
 /// Told bytes done and bytes in all while weights load.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
@@ -32,8 +39,12 @@ pub(crate) struct Plan {
     pub(crate) config: ModelConfig,
     draft: Option<DraftConfig>,
     pub(crate) context_max: usize,
-    /// Most rows of a verification pass, and of scratch rows of the draft.
+    /// Most rows of one sequence in a verification pass, and of its scratch rows of the draft.
     pub(crate) tree_rows_max: usize,
+    /// Most rows of a verification pass over all its sequences.
+    pub(crate) decode_rows_max: usize,
+    /// Rows of the cache: whole pages.
+    pub(crate) slots: usize,
     checkpoint: Checkpoint,
     model_options: ModelOptions,
 }
@@ -61,19 +72,27 @@ impl Plan {
             Some(_) => tree_rows_max(options),
             None => 1,
         };
+        let sequences_max = options.sequences_max;
+        let decode_rows_max = tree_rows_max.saturating_mul(sequences_max).min(DECODE_ROWS_MAX);
+        let decode_rows_max = decode_rows_max.max(tree_rows_max).max(sequences_max);
         let model_options = ModelOptions {
             dtype: options.dtype,
-            rows_max: options.prefill_rows.min(context_max).max(tree_rows_max),
-            logit_rows_max: tree_rows_max,
+            rows_max: options.prefill_rows.min(context_max).max(decode_rows_max),
+            logit_rows_max: decode_rows_max,
             capture_points,
         };
-        let checkpoint = options.model.checkpoint()?;
-        Ok(Self { config, draft, context_max, tree_rows_max, checkpoint, model_options })
-    }
-
-    /// Rows of the cache: the longest sequence, and a tree beyond it.
-    pub(crate) fn slots(&self) -> usize {
-        (self.context_max + self.tree_rows_max).next_multiple_of(PAGE_ROWS)
+        let row_bytes = config.layers * config.latent_width() * options.dtype.bytes();
+        let slots = slots(options, context_max + tree_rows_max, row_bytes)?;
+        Ok(Self {
+            config,
+            draft,
+            context_max,
+            tree_rows_max,
+            decode_rows_max,
+            slots,
+            checkpoint: options.model.checkpoint()?,
+            model_options,
+        })
     }
 
     /// Loads one rank's shard.
@@ -96,7 +115,8 @@ impl Plan {
         let weights = ModelWeights::load(&self.checkpoint, &self.config, &parallel, progress)?;
         let (config, model_options) = (self.config.clone(), self.model_options.clone());
         let model = Model::new(config, weights, &parallel, communicator, stream, model_options)?;
-        Ok(Rank::new(model, self.slots()))
+        check_memory(self.slots, self.config.layers * self.config.latent_width(), options.dtype)?;
+        Ok(Rank::new(model, self.slots))
     }
 
     /// What all ranks must have alike.
@@ -111,7 +131,8 @@ impl Plan {
             .number("--expert-parallel", options.expert_parallel.into())
             .number("--context", self.context_max)
             .number("--prefill-rows", *rows_max)
-            .number("the largest tree", *logit_rows_max)
+            .number("the rows of a decoding pass", *logit_rows_max)
+            .number("the size of the cache", self.slots)
             .text("the draft's capture points", &format!("{capture_points:?}"))
     }
 
@@ -130,8 +151,14 @@ impl Plan {
         let target = model.config();
         let draft =
             Draft::new(config.clone(), weights, target, embedding, head.as_ref(), dtype, rows_max)?;
-        let (stream, slots) = (model.stream().clone(), self.slots());
-        Ok(Some(Drafter::new(draft, stream, dtype, slots, rows_max, self.context_max)))
+        check_memory(self.slots, draft.cache_width(), dtype)?;
+        let sizes = DrafterSizes {
+            slots: self.slots,
+            rows_max,
+            positions_max: self.context_max,
+            sequences_max: options.sequences_max,
+        };
+        Ok(Some(Drafter::new(draft, model.stream().clone(), dtype, sizes)))
     }
 
     /// The target's whole output head, as views: the draft runs on one rank and needs all of it.
@@ -263,7 +290,48 @@ fn check(options: &EngineOptions) -> Result<()> {
         let limit = "a prompt goes through in chunks of at least one";
         return refuse("prefill_rows", "0".to_owned(), limit, "take 256");
     }
+    if options.sequences_max == 0 || options.sequences_max > SEQUENCES_MAX {
+        let limit = format!("1 to {SEQUENCES_MAX} sequences are possible");
+        return refuse("sequences_max", options.sequences_max.to_string(), &limit, "take 16");
+    }
+    if options.waiting_max == 0 {
+        let limit = "a request waits before its first pass";
+        return refuse("waiting_max", "0".to_owned(), limit, "take 1 or more");
+    }
     Ok(())
+}
+
+/// Rows of the cache. `sequence_rows` are those of the longest sequence with a tree at its end.
+fn slots(options: &EngineOptions, sequence_rows: usize, row_bytes: usize) -> Result<usize> {
+    let sequence_rows = sequence_rows.next_multiple_of(PAGE_ROWS);
+    let slots = match options.cache_tokens {
+        0 => {
+            let affordable = CACHE_DEFAULT_BYTES_MAX / row_bytes / sequence_rows;
+            affordable.clamp(1, options.sequences_max) * sequence_rows
+        }
+        // Above the limit, which is a multiple of a page, rounding could overflow.
+        asked => asked.min(SLOTS_MAX + 1).next_multiple_of(PAGE_ROWS),
+    };
+    match slots {
+        ..=SLOTS_MAX => Ok(slots),
+        _ => Err(RuntimeError::Request {
+            what: "the cache",
+            got: format!("{} tokens large", options.cache_tokens.max(slots)),
+            limit: format!("{SLOTS_MAX} is the most"),
+            advice: "ask for a smaller cache or a shorter context",
+        }),
+    }
+}
+
+/// Notices before it is too late that a cache cannot be had.
+fn check_memory(slots: usize, width: usize, dtype: DType) -> Result<()> {
+    let bytes = slots.saturating_mul(width).saturating_mul(dtype.bytes());
+    let reserved = Vec::<u8>::new().try_reserve_exact(bytes);
+    reserved.map_err(|_| RuntimeError::Memory {
+        what: "a cache",
+        bytes,
+        advice: "ask for a smaller cache, a shorter context, or --dtype bf16",
+    })
 }
 
 fn context_max(options: &EngineOptions, config: &ModelConfig) -> Result<usize> {

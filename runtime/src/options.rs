@@ -25,6 +25,21 @@ pub struct EngineOptions {
     pub context_max: usize,
     /// Rows of a prompt that go through the model at a time.
     pub prefill_rows: usize,
+    /// Tokens that the cache holds, of all sequences together, rounded up to whole pages; 0 takes
+    /// room for [`EngineOptions::sequences_max`] sequences of `context_max`, but not for more
+    /// than one if that takes more than [`CACHE_DEFAULT_BYTES_MAX`]. A sequence that
+    /// runs out of room waits, and begins anew, until others are done.
+    pub cache_tokens: usize,
+    /// Most sequences that are worked on at the same time.
+    pub sequences_max: usize,
+    /// Most requests that wait for their turn; further ones are refused.
+    pub waiting_max: usize,
+    /// Whether the cache keeps the rows of finished requests for prompts that begin alike.
+    pub prefix_reuse: bool,
+    /// Whether that holds for rows of answers too, which a conversation needs. They differ by
+    /// rounding from those that a prompt with the same tokens would have made, so where two logits
+    /// nearly tie, the next answer may then depend on what ran before.
+    pub prefix_reuse_of_answers: bool,
     /// Residual streams that the draft reads, if not those that its configuration names.
     pub capture_points: Option<Vec<usize>>,
     /// Longest chain that a request may draft.
@@ -36,6 +51,10 @@ pub struct EngineOptions {
 
 /// Longest sequence that memory is set aside for unless more is asked for.
 pub const CONTEXT_DEFAULT_MAX: usize = 8192;
+
+/// Size of a rank's cache unless more is asked for, if one sequence does not need more. The memory
+/// is taken as it is first used.
+pub const CACHE_DEFAULT_BYTES_MAX: usize = 1 << 30;
 
 impl EngineOptions {
     /// Options for a model and perhaps a draft, with defaults for the rest.
@@ -51,6 +70,11 @@ impl EngineOptions {
             threads: 0,
             context_max: 0,
             prefill_rows: 256,
+            cache_tokens: 0,
+            sequences_max: 16,
+            waiting_max: 256,
+            prefix_reuse: true,
+            prefix_reuse_of_answers: true,
             capture_points: None,
             chain_drafted_max: 8,
             trees: vec![tree(2, 4, 8), tree(4, 4, 16)],

@@ -11,6 +11,8 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// Most tokens to generate.
     pub tokens_max: usize,
+    /// Stop ids cannot be chosen before this many tokens were. Stop texts end an answer anyway.
+    pub tokens_min: usize,
     /// Go on after stop ids.
     pub ignore_eos: bool,
     /// Texts that end the answer; they are not part of it.
@@ -21,6 +23,9 @@ pub struct Request {
     pub speculation: Speculation,
     /// Whether each token's log-probability is reported.
     pub logprobs: bool,
+    /// How many of the most probable tokens to report with each token, with their
+    /// log-probabilities.
+    pub top_logprobs: usize,
     /// How many of the largest logits to report with each token.
     pub top_logits: usize,
 }
@@ -31,18 +36,25 @@ impl Request {
         Self {
             prompt,
             tokens_max,
+            tokens_min: 0,
             ignore_eos: false,
             stop_texts: Vec::new(),
             sampling: Sampling::default(),
             speculation: Speculation::Off,
             logprobs: false,
+            top_logprobs: 0,
             top_logits: 0,
         }
     }
 }
 
-/// How a token is chosen from the logits. Applied in this order: temperature, top-k, top-p, min-p.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// How a token is chosen from the logits.
+///
+/// Each step takes what the one before it leaves, in this order: repetition penalty, frequency and
+/// presence penalties, logit bias, temperature, top-k, top-p, min-p. Greedy choice takes the
+/// largest logit after the bias. Speculation changes none of it: a drafted token's logits are
+/// penalised for the tokens drafted before it as well.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// Divisor of the logits; 0 chooses the largest (greedy).
     pub temperature: f32,
@@ -54,12 +66,33 @@ pub struct Sampling {
     pub min_p: f32,
     /// Start of the random numbers; `None` takes one from the system.
     pub seed: Option<u64>,
+    /// For each token that occurs in the prompt or the answer, a positive logit z becomes
+    /// z / repetition, another one z · repetition (CTRL, section 4.1, as in Hugging Face
+    /// transformers); 1 changes nothing.
+    pub repetition_penalty: f32,
+    /// For each token that occurs in the answer, z becomes z - presence (as in OpenAI's API).
+    pub presence_penalty: f32,
+    /// For each token that occurs c times in the answer, z becomes z - c · frequency (as in
+    /// OpenAI's API).
+    pub frequency_penalty: f32,
+    /// What is added to the logits of these tokens, each named once (as in OpenAI's API).
+    pub logit_bias: Vec<(u32, f32)>,
 }
 
 impl Default for Sampling {
     /// Greedy.
     fn default() -> Self {
-        Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: None }
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: None,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: Vec::new(),
+        }
     }
 }
 
@@ -72,16 +105,17 @@ pub enum Speculation {
     Chain(usize),
     /// Dynamic trees of one shape.
     Tree(TreeParameters),
-    /// Before each round, whatever promises the most tokens a second, plain decoding included.
+    /// Before each round, whatever promises the most tokens a second for as many sequences as are
+    /// served just then, plain decoding included.
     Auto,
 }
 
 /// Something that happened while a request ran.
 #[derive(Clone, Debug)]
 pub enum Event<'a> {
-    /// Part of the prompt went through the model.
+    /// Part of the prompt went through the model; after a preemption, of prompt and answer.
     Prefill {
-        /// Tokens done.
+        /// Tokens done, those included whose rows were found in the cache.
         done: usize,
         /// Tokens in all.
         total: usize,
@@ -90,6 +124,18 @@ pub enum Event<'a> {
     Token(&'a TokenEvent),
     /// Text that is complete: whole characters, no part of a stop text.
     Text(&'a str),
+    /// The request is over; the last event.
+    Finished(&'a Outcome),
+}
+
+/// Name of a request, unique within an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub(crate) u64);
+
+impl std::fmt::Display for RequestId {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(formatter)
+    }
 }
 
 /// A chosen token.
@@ -101,6 +147,9 @@ pub struct TokenEvent {
     pub index: usize,
     /// log softmax of the raw logits at this token, if asked for.
     pub logprob: Option<f32>,
+    /// The most probable tokens by the raw logits and log softmax at each, largest first; as many
+    /// as were asked for.
+    pub top_logprobs: Vec<(u32, f32)>,
     /// What the token was chosen from, if asked for.
     pub logits: Option<TopLogits>,
 }
@@ -129,7 +178,7 @@ pub enum FinishReason {
     Stop,
     /// `tokens_max`, or the end of the context.
     Length,
-    /// The receiver of events said so.
+    /// The receiver of events or [`Engine::cancel`](crate::Engine::cancel) said so.
     Cancelled,
 }
 
@@ -148,20 +197,26 @@ pub struct Outcome {
     pub speculation: Statistics,
     /// Drafted tokens that each round accepted, before any cut at the end of the answer.
     pub accepted: Vec<usize>,
+    /// Tokens of the prompt whose rows were found in the cache when the request was started.
+    pub prefix_reused: usize,
+    /// How often the request had to give up its place in the cache and start anew.
+    pub preemptions: usize,
 }
 
 /// Where the time of a request went.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Timings {
-    /// From the call to the first token.
+    /// From submission to the first pass.
+    pub queue: Duration,
+    /// From submission to the first token.
     pub first_token: Duration,
     /// Passes over the prompt, and the draft's.
     pub prefill: Duration,
     /// From the first token to the last.
     pub decode: Duration,
-    /// The draft's part of it.
+    /// The draft's part of it, for all sequences of each round.
     pub draft: Duration,
-    /// The target passes' part of it.
+    /// The target passes' part of it, for all sequences of each round.
     pub verify: Duration,
 }
 

@@ -1,239 +1,250 @@
-//! One round of a request: propose, verify, commit.
+//! Passes of the model: chunks of prompts, and rounds of draft, verify, commit over several
+//! sequences.
 //!
-//! Invariant: `tokens` is the prompt and all that was emitted; the cache holds all of it but the
-//! last token, the root of the next round.
+//! Invariant: a row's arithmetic depends on its own sequence only, so what is served at the same
+//! time changes no answer. Start reading at [`Passes::round`].
 
 use std::time::{Duration, Instant};
 
 use paceline_kernels::ops::argmax::argmax;
-use paceline_spec::{Acceptance, CommitPlan, DraftTree, Plan, accept_greedy, accept_sampled};
+use paceline_model::pass::AttentionForm;
+use paceline_spec::{Acceptance, CommitPlan, Plan};
 
 use crate::{
-    drafter::Drafter,
-    error::{Result, RuntimeError},
-    pages::{BlockTable, PAGE_ROWS, PageAllocator},
-    sampling::Sampler,
-    worker::{
-        leader::Leader,
-        protocol::{SequenceStep, StepPlan},
-    },
+    drafter::{Drafter, Growth},
+    error::Result,
+    planning::shape,
+    sampling::NodeLogits,
+    scheduler::Part,
+    sequence::Sequence,
+    worker::{leader::Leader, protocol::StepPlan},
 };
 
-/// The one sequence that the engine works on.
-pub(crate) struct Sequence {
-    /// Its name on all ranks.
-    pub(crate) id: u32,
-    /// Prompt and emitted tokens.
-    pub(crate) tokens: Vec<u32>,
-    /// Rows in the cache.
-    pub(crate) committed: usize,
-    /// Its pages; the other ranks hear of them with the pass that needs them.
-    table: BlockTable,
-    /// Rows to move before the next pass.
-    moves: Vec<(u32, u32)>,
-    tree: DraftTree,
-    choices: Vec<u32>,
+/// The ranks, the draft, and the working memory of passes.
+pub(crate) struct Passes {
+    pub(crate) leader: Leader,
+    pub(crate) drafter: Option<Drafter>,
     step: StepPlan,
+    /// Rows of the target's cache to move before the next pass.
+    moves: Vec<(u32, u32)>,
+    /// The largest logit's token of each row of the last pass, if anybody needs it.
+    choices: Vec<u32>,
+    commit: CommitPlan,
+    rows: Vec<u32>,
 }
 
-/// What a round did and took.
-pub(crate) struct Round {
-    /// What was drafted: the plan, or what was left of it.
-    pub(crate) plan: Plan,
-    /// Tokens in the target pass.
-    pub(crate) width: usize,
+/// A sequence in a round.
+pub(crate) struct Member {
+    pub(crate) sequence: Box<Sequence>,
+    /// Last emitted token.
+    pub(crate) root: u32,
+    /// Its first row in the pass.
+    pub(crate) first_row: usize,
+    /// The root's position.
+    pub(crate) position: usize,
     pub(crate) acceptance: Acceptance,
+}
+
+/// Where the time of a round went.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RoundTimes {
     pub(crate) draft: Duration,
+    /// The draft's work for rows left over from rounds without drafting.
     pub(crate) catch_up: Duration,
     pub(crate) verify: Duration,
 }
 
-impl Sequence {
-    pub(crate) fn new(id: u32, prompt: &[u32]) -> Self {
-        Self {
-            id,
-            tokens: prompt.to_vec(),
-            committed: 0,
-            table: BlockTable::default(),
-            moves: Vec::new(),
-            tree: DraftTree::root_only(0),
-            choices: Vec::new(),
-            step: StepPlan::default(),
+impl Member {
+    /// `sequence` with the pages of `part`, its last token being `root`.
+    pub(crate) fn new(mut sequence: Box<Sequence>, root: u32, part: &Part) -> Self {
+        if part.rows < sequence.plan.width() {
+            sequence.plan = Plan::Plain;
         }
-    }
-
-    /// Sends rows `self.committed..end` of the prompt through the model. With the last of them
-    /// its logits are computed.
-    pub(crate) fn prefill(
-        &mut self,
-        leader: &mut Leader,
-        pages: &mut PageAllocator,
-        end: usize,
-    ) -> Result<()> {
-        let start = self.committed;
-        let new_pages = self.pages_for(end, pages)?;
-        self.step.moves.clear();
-        self.step.sequences.clear();
-        self.step.sequences.push(SequenceStep {
-            sequence: self.id,
-            new_pages,
-            context: start as u32,
-            rows: (end - start) as u32,
-            parents: Vec::new(),
-        });
-        self.step.tokens.clear();
-        self.step.tokens.extend_from_slice(&self.tokens[start..end]);
-        self.step.expanded = true;
-        self.step.logit_rows.clear();
-        if end == self.tokens.len() {
-            self.step.logit_rows.push((end - start - 1) as u32);
-        }
-        leader.step(&self.step)?;
-        self.committed = end;
-        Ok(())
-    }
-
-    /// The first token, from the prompt's last logits.
-    pub(crate) fn first(&mut self, leader: &Leader, sampler: &mut Sampler) -> Result<Acceptance> {
-        self.tree.reset(0);
-        self.accept(leader, sampler)
-    }
-
-    /// One round: drafts as `plan` says, verifies, and appends what was accepted to `tokens`.
-    pub(crate) fn round(
-        &mut self,
-        plan: Plan,
-        leader: &mut Leader,
-        pages: &mut PageAllocator,
-        drafter: Option<&mut Drafter>,
-        sampler: &mut Sampler,
-    ) -> Result<Round> {
-        let root = *self.tokens.last().expect("a sequence has a token");
-        let plan = if drafter.is_some() { plan } else { Plan::Plain };
-        let rows = plan.width().max(scratch_rows(plan));
-        let new_pages = self.pages_for(self.committed + rows, pages)?;
-        let started = Instant::now();
-        let (mut catch_up, mut draft) = (Duration::ZERO, Duration::ZERO);
-        let mut drafter = drafter;
-        self.tree.reset(root);
-        if let (Some(drafter), true) = (drafter.as_deref_mut(), plan != Plan::Plain) {
-            let slots = self.table.slots();
-            if drafter.pending() > CATCH_UP_ROWS {
-                drafter.catch_up(slots);
-                catch_up = started.elapsed();
-            }
-            drafter.propose(plan, root, slots, &mut self.tree)?;
-            draft = started.elapsed() - catch_up;
-        }
-        let verify = Instant::now();
-        self.verify(leader, new_pages)?;
-        let acceptance = self.accept(leader, sampler)?;
-        self.commit(leader, drafter, &acceptance)?;
-        let verify = verify.elapsed();
-        let width = self.tree.len();
-        Ok(Round { plan, width, acceptance, draft, catch_up, verify })
-    }
-
-    /// The target pass over the tree.
-    fn verify(&mut self, leader: &mut Leader, new_pages: Vec<u32>) -> Result<()> {
-        let tree = &self.tree;
-        self.step.moves.clear();
-        self.step.moves.append(&mut self.moves);
-        self.step.sequences.clear();
-        let parents = match tree.is_chain() {
-            true => Vec::new(),
-            false => tree.parents().map(|parent| parent.unwrap_or(0) as u32).collect(),
-        };
-        self.step.sequences.push(SequenceStep {
-            sequence: self.id,
-            new_pages,
-            context: self.committed as u32,
-            rows: tree.len() as u32,
-            parents,
-        });
-        self.step.tokens.clear();
-        self.step.tokens.extend_from_slice(tree.tokens());
-        self.step.expanded = false;
-        self.step.logit_rows.clear();
-        self.step.logit_rows.extend(0..tree.len() as u32);
-        leader.step(&self.step)
-    }
-
-    /// What the target keeps of the tree, from the last pass's logits.
-    fn accept(&mut self, leader: &Leader, sampler: &mut Sampler) -> Result<Acceptance> {
-        let logits = leader.logits();
-        let position = self.committed;
-        if !sampler.is_greedy() {
-            let (mut rows, mut coins) = sampler.rows(logits, position);
-            return accept_sampled(&self.tree, &mut rows, &mut coins);
-        }
-        self.choices.resize(self.tree.len(), 0);
-        argmax(leader.model().stream(), logits, &mut self.choices);
-        let width = logits.width();
-        for (row, &choice) in logits.as_slice::<f32>().chunks_exact(width).zip(&self.choices) {
-            // NaN is never the largest, so it is looked for.
-            if !row[choice as usize].is_finite() || row.iter().any(|logit| logit.is_nan()) {
-                return Err(RuntimeError::LogitsNotFinite { position });
-            }
-        }
-        Ok(accept_greedy(&self.tree, &self.choices)?)
-    }
-
-    /// Keeps the accepted rows: of the target's cache (before the next pass), of the captured
-    /// states, and of the tokens.
-    fn commit(
-        &mut self,
-        leader: &Leader,
-        drafter: Option<&mut Drafter>,
-        acceptance: &Acceptance,
-    ) -> Result<()> {
-        let plan = CommitPlan::new(&acceptance.path, self.committed, self.committed)?;
-        let slots = self.table.slots();
-        self.moves.extend(plan.copies().iter().map(|copy| (slots[copy.from], slots[copy.to])));
-        if let Some(drafter) = drafter {
-            let rows: Vec<u32> = acceptance.path.iter().map(|&node| node as u32).collect();
-            drafter.commit(leader.model().taps(), &rows, &acceptance.emitted, slots);
-        }
-        self.committed = plan.length();
-        self.tokens.extend_from_slice(&acceptance.emitted);
-        Ok(())
-    }
-
-    /// Takes pages that make room for `positions` positions.
-    fn pages_for(&mut self, positions: usize, pages: &mut PageAllocator) -> Result<Vec<u32>> {
-        let missing = self.table.missing(positions);
-        if missing > pages.free() {
-            return Err(RuntimeError::Request {
-                what: "the sequence",
-                got: format!("{positions} tokens long"),
-                limit: format!("the cache has {} pages of {PAGE_ROWS} left", pages.free()),
-                advice: "ask for a larger context when the engine starts",
-            });
-        }
-        let taken: Vec<u32> = (0..missing).filter_map(|_| pages.take()).collect();
-        taken.iter().for_each(|&page| self.table.push(page));
-        Ok(taken)
-    }
-
-    /// Cache slot of each position that it has room for.
-    pub(crate) fn slots(&self) -> &[u32] {
-        self.table.slots()
-    }
-
-    /// Gives all pages back.
-    pub(crate) fn release(&mut self, pages: &mut PageAllocator) {
-        self.table.take_pages().into_iter().for_each(|page| pages.give(page));
+        let (position, path, emitted) = (sequence.committed, Vec::new(), Vec::new());
+        let acceptance = Acceptance { path, emitted };
+        Self { sequence, root, first_row: 0, position, acceptance }
     }
 }
 
-/// More waiting rows than the deepest round commits are left over from rounds without drafting.
-const CATCH_UP_ROWS: usize = 16;
+impl Passes {
+    pub(crate) fn new(leader: Leader, drafter: Option<Drafter>) -> Result<Self> {
+        Ok(Self {
+            leader,
+            drafter,
+            step: StepPlan::default(),
+            moves: Vec::new(),
+            choices: Vec::new(),
+            commit: CommitPlan::new(&[0], 0, 0)?,
+            rows: Vec::new(),
+        })
+    }
 
-/// Scratch rows that the draft needs to grow what `plan` says.
-fn scratch_rows(plan: Plan) -> usize {
-    match plan {
-        Plan::Plain => 1,
-        Plan::Chain { drafted } => drafted,
-        Plan::Tree(tree) => tree.topk() * (tree.depth() - 1),
+    /// Copies rows in the caches of draft and target before the next pass, after the moves that
+    /// the last one left.
+    pub(crate) fn copy_rows(&mut self, moves: &[(u32, u32)]) {
+        self.moves.extend_from_slice(moves);
+        if let Some(drafter) = &mut self.drafter {
+            drafter.move_rows(moves);
+        }
+    }
+
+    /// Gives a sequence the pages of its next pass.
+    pub(crate) fn open(&mut self, sequence: &mut Sequence, part: &Part) {
+        sequence.open(part);
+        if let (Some(drafter), true, true) = (&mut self.drafter, part.starts, sequence.speculates())
+        {
+            sequence.drafting = Some(drafter.start(part.context));
+        }
+    }
+
+    /// Takes back what a sequence uses besides its pages.
+    pub(crate) fn close(&mut self, sequence: &mut Sequence) {
+        if let (Some(drafter), Some(drafting)) = (&mut self.drafter, sequence.drafting.take()) {
+            drafter.release(drafting);
+        }
+    }
+
+    /// Sends a chunk of a sequence's `tokens` through the model. If it `gives_token`, returns that.
+    pub(crate) fn prefill(
+        &mut self,
+        sequence: &mut Sequence,
+        part: &Part,
+        form: AttentionForm,
+        gives_token: bool,
+        tokens: &[u32],
+    ) -> Result<Option<Acceptance>> {
+        let (start, end) = (part.context, part.context + part.rows);
+        self.begin(form);
+        self.step.add(part.sequence.0, &part.new_pages, start, &tokens[start..end]);
+        if gives_token {
+            self.step.logit_rows.push(part.rows as u32 - 1);
+        }
+        self.leader.step(&self.step)?;
+        sequence.committed = end;
+        // Row i goes with token i + 1; the last row may have to wait for the first token.
+        self.rows.clear();
+        self.rows.extend(0..part.rows as u32);
+        let known = (tokens.len() - 1 - start).min(part.rows);
+        let next = &tokens[start + 1..start + 1 + known];
+        self.commit_draft(sequence, 0..known, next);
+        if !gives_token {
+            return Ok(None);
+        }
+        self.choose(sequence.sampler.is_plainly_greedy());
+        sequence.tree.reset(0);
+        let nodes = self.nodes(0, end - 1);
+        let acceptance = sequence.sampler.accept(&sequence.tree, nodes)?;
+        self.commit_draft(sequence, known..part.rows, &acceptance.emitted);
+        Ok(Some(acceptance))
+    }
+
+    /// One round: drafts as each sequence plans, verifies all drafts in one pass, and keeps what
+    /// was accepted.
+    pub(crate) fn round(&mut self, members: &mut [Member], parts: &[Part]) -> Result<RoundTimes> {
+        let started = Instant::now();
+        let catch_up = self.draft(members)?;
+        let draft = started.elapsed() - catch_up;
+        let verify = Instant::now();
+        self.verify(members, parts)?;
+        let mut greedy = members.iter().map(|member| &member.sequence.sampler);
+        self.choose(greedy.any(|sampler| sampler.is_plainly_greedy()));
+        for member in members {
+            let nodes = self.nodes(member.first_row, member.position);
+            let Sequence { sampler, tree, .. } = &mut *member.sequence;
+            member.acceptance = sampler.accept(tree, nodes)?;
+            self.commit(member)?;
+        }
+        Ok(RoundTimes { draft, catch_up, verify: verify.elapsed() })
+    }
+
+    /// Logits of the last pass from `first_row` on, the row of a token at `position`.
+    pub(crate) fn nodes(&self, first_row: usize, position: usize) -> NodeLogits<'_> {
+        let (stream, logits) = (self.leader.model().stream(), self.leader.logits());
+        NodeLogits { stream, logits, choices: &self.choices, first_row, position }
+    }
+
+    /// Works off what waits for the draft, so that all rows of a sequence have draft rows.
+    pub(crate) fn complete_draft(&mut self, sequence: &mut Sequence) {
+        if let (Some(drafter), Some(drafting)) = (&mut self.drafter, &mut sequence.drafting) {
+            drafter.work_off(drafting, sequence.table.slots(), 0);
+        }
+    }
+
+    /// Begins a step with the moves that wait.
+    fn begin(&mut self, form: AttentionForm) {
+        self.step.clear(form);
+        std::mem::swap(&mut self.step.moves, &mut self.moves);
+    }
+
+    /// Fills the sequences' trees. Returns the time spent on rows left over.
+    fn draft(&mut self, members: &mut [Member]) -> Result<Duration> {
+        let mut growths = Vec::new();
+        for member in members {
+            let root = member.root;
+            let Sequence { tree, drafting, plan, table, .. } = &mut *member.sequence;
+            tree.reset(root);
+            if let (Some(drafting), Some(shape)) = (drafting, shape(*plan)) {
+                growths.push(Growth::new(drafting, shape, root, table.slots(), tree));
+            }
+        }
+        match &mut self.drafter {
+            Some(drafter) if !growths.is_empty() => drafter.propose(&mut growths),
+            _ => Ok(Duration::ZERO),
+        }
+    }
+
+    /// The target's pass over all trees.
+    fn verify(&mut self, members: &mut [Member], parts: &[Part]) -> Result<()> {
+        self.begin(AttentionForm::Absorbed);
+        for (member, part) in members.iter_mut().zip(parts) {
+            let tree = &member.sequence.tree;
+            member.first_row = self.step.tokens.len();
+            self.step.add(part.sequence.0, &part.new_pages, member.position, tree.tokens());
+            if !tree.is_chain() {
+                self.step.branch(tree.parents().map(|parent| parent.unwrap_or(0) as u32));
+            }
+        }
+        let rows = self.step.tokens.len() as u32;
+        self.step.logit_rows.extend(0..rows);
+        self.leader.step(&self.step)
+    }
+
+    /// Makes the greedy choice of each row of the last pass, if it is needed.
+    fn choose(&mut self, is_needed: bool) {
+        self.choices.clear();
+        if is_needed {
+            let logits = self.leader.logits();
+            self.choices.resize(logits.rows(), 0);
+            argmax(self.leader.model().stream(), logits, &mut self.choices);
+        }
+    }
+
+    /// Keeps the accepted rows: of the target's cache (before the next pass), and of the captured
+    /// states.
+    fn commit(&mut self, member: &mut Member) -> Result<()> {
+        let Member { sequence, acceptance, first_row, position, .. } = member;
+        self.commit.rebuild(&acceptance.path, *position, *position)?;
+        let slots = sequence.table.slots();
+        let moves = self.commit.copies().iter().map(|copy| (slots[copy.from], slots[copy.to]));
+        self.moves.extend(moves);
+        sequence.committed = self.commit.length();
+        self.rows.clear();
+        self.rows.extend(acceptance.path.iter().map(|&node| (*first_row + node) as u32));
+        self.commit_draft(sequence, 0..acceptance.path.len(), &acceptance.emitted);
+        Ok(())
+    }
+
+    /// Hands the captured states of `rows[which]` of the last pass to the draft, with the token
+    /// after each.
+    fn commit_draft(
+        &mut self,
+        sequence: &mut Sequence,
+        which: std::ops::Range<usize>,
+        next: &[u32],
+    ) {
+        let Some(drafter) = &mut self.drafter else { return };
+        let Sequence { drafting: Some(drafting), table, .. } = sequence else { return };
+        let taps = self.leader.model().taps();
+        drafter.commit(drafting, taps, &self.rows[which], next, table.slots());
     }
 }

@@ -1,47 +1,79 @@
-//! From logits to the distribution that tokens are drawn from.
+//! From logits to tokens: penalties, the greedy choice, and the distribution that tokens are drawn
+//! from.
 //!
 //! Invariant: plain and speculative decoding ask this module for the same distribution, so that
 //! they differ in speed only.
 
-use paceline_kernels::Tensor;
-use paceline_spec::{Distribution, ProbabilityRows};
+use paceline_kernels::{Stream, Tensor, ops::argmax::argmax};
+use paceline_spec::{
+    Acceptance, Distribution, DraftTree, ProbabilityRows, accept_greedy, accept_sampled,
+};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha12Rng;
 
 use crate::{
     error::{Result, RuntimeError},
-    request::{Sampling, TopLogits},
+    request::{Request, Sampling},
 };
 
-/// Checks sampling parameters.
+mod penalties;
+
+use penalties::Penalties;
+
+/// Checks sampling parameters for a model of `vocabulary` tokens.
 ///
 /// # Errors
 /// [`RuntimeError::Request`] naming the parameter.
-pub(crate) fn check(sampling: &Sampling) -> Result<()> {
-    let refuse = |what, value: f32, limit: &str| {
-        Err(RuntimeError::Request {
-            what,
-            got: value.to_string(),
-            limit: limit.to_owned(),
-            advice: "choose a value in this range",
-        })
+pub(crate) fn check(sampling: &Sampling, vocabulary: usize) -> Result<()> {
+    let refuse = |what, got: String, limit: &str| {
+        let (limit, advice) = (limit.to_owned(), "choose a value in this range");
+        Err(RuntimeError::Request { what, got, limit, advice })
     };
-    if !(0.0..=1e4).contains(&sampling.temperature) {
-        return refuse("temperature", sampling.temperature, "it must lie in 0..=10000");
+    let Sampling { temperature, top_p, min_p, .. } = *sampling;
+    if !(0.0..=1e4).contains(&temperature) {
+        return refuse("temperature", temperature.to_string(), "it must lie in 0..=10000");
     }
-    if !(sampling.top_p > 0.0 && sampling.top_p <= 1.0) {
-        return refuse("top-p", sampling.top_p, "it must lie above 0 and not above 1");
+    if !(top_p > 0.0 && top_p <= 1.0) {
+        return refuse("top-p", top_p.to_string(), "it must lie above 0 and not above 1");
     }
-    if !(0.0..=1.0).contains(&sampling.min_p) {
-        return refuse("min-p", sampling.min_p, "it must lie in 0..=1");
+    if !(0.0..=1.0).contains(&min_p) {
+        return refuse("min-p", min_p.to_string(), "it must lie in 0..=1");
+    }
+    let repetition = sampling.repetition_penalty;
+    if !(0.01..=100.0).contains(&repetition) {
+        let what = "the repetition penalty";
+        return refuse(what, repetition.to_string(), "it must lie in 0.01..=100");
+    }
+    let (presence, frequency) = (sampling.presence_penalty, sampling.frequency_penalty);
+    for (what, value) in [("presence penalty", presence), ("frequency penalty", frequency)] {
+        if !(-100.0..=100.0).contains(&value) {
+            return refuse(what, value.to_string(), "it must lie in -100..=100");
+        }
+    }
+    for (index, &(token, bias)) in sampling.logit_bias.iter().enumerate() {
+        if token as usize >= vocabulary {
+            let limit = format!("this model's ids end at {}", vocabulary - 1);
+            return refuse("a token id of the logit bias", token.to_string(), &limit);
+        }
+        if !(-100.0..=100.0).contains(&bias) {
+            return refuse("a logit bias", bias.to_string(), "it must lie in -100..=100");
+        }
+        if sampling.logit_bias[..index].iter().any(|entry| entry.0 == token) {
+            let got = format!("there twice for token {token}");
+            return refuse("a logit bias", got, "each token has one");
+        }
     }
     Ok(())
 }
 
-/// Random numbers and filters of one request.
+/// Chooses the tokens of one request: penalties, filters and random numbers.
 pub(crate) struct Sampler {
     random: ChaCha12Rng,
     filter: Filter,
+    penalties: Option<Penalties>,
+    /// The greedy choice after each node of a tree.
+    choices: Vec<u32>,
+    path: Vec<u32>,
 }
 
 /// Makes distributions of logits, in memory of its own.
@@ -52,27 +84,106 @@ struct Filter {
     probabilities: Vec<f32>,
 }
 
-impl Sampler {
-    pub(crate) fn new(sampling: Sampling) -> Self {
-        let random = ChaCha12Rng::seed_from_u64(sampling.seed.unwrap_or_else(entropy));
-        let (order, tokens, probabilities) = (Vec::new(), Vec::new(), Vec::new());
-        Self { random, filter: Filter { sampling, order, tokens, probabilities } }
+/// Logits of the nodes of a tree: some rows of a pass.
+#[derive(Clone, Copy)]
+pub(crate) struct NodeLogits<'a> {
+    pub(crate) stream: &'a Stream,
+    /// f32 logits of the whole pass.
+    pub(crate) logits: &'a Tensor,
+    /// The largest logit's token of each of these rows; may be empty if nobody is
+    /// [plainly greedy](Sampler::is_plainly_greedy).
+    pub(crate) choices: &'a [u32],
+    /// The row of the root.
+    pub(crate) first_row: usize,
+    /// Position of the root in its sequence.
+    pub(crate) position: usize,
+}
+
+impl NodeLogits<'_> {
+    /// The logits after a node.
+    pub(crate) fn row(&self, node: usize) -> &[f32] {
+        let width = self.logits.width();
+        let first = (self.first_row + node) * width;
+        &self.logits.as_slice::<f32>()[first..first + width]
     }
 
-    /// Whether the largest logit is always taken.
-    pub(crate) fn is_greedy(&self) -> bool {
+    /// The same, if there is no NaN among them and no infinity that could be chosen.
+    fn checked_row(&self, node: usize) -> Result<&[f32]> {
+        let row = self.row(node);
+        // Without an early exit this is vector code.
+        let invalid = |logit: f32| logit.is_nan() || logit == f32::INFINITY;
+        match row.iter().fold(false, |any, &logit| any | invalid(logit)) {
+            true => Err(RuntimeError::LogitsNotFinite { position: self.position }),
+            false => Ok(row),
+        }
+    }
+}
+
+impl Sampler {
+    /// The sampler of a request to a model that ends answers with `stop_ids`.
+    pub(crate) fn new(request: &Request, stop_ids: &[u32]) -> Self {
+        let sampling = request.sampling.clone();
+        let random = ChaCha12Rng::seed_from_u64(sampling.seed.unwrap_or_else(entropy));
+        let (order, tokens, probabilities) = (Vec::new(), Vec::new(), Vec::new());
+        let filter = Filter { sampling, order, tokens, probabilities };
+        let penalties = Penalties::of(request, stop_ids);
+        Self { random, filter, penalties, choices: Vec::new(), path: Vec::new() }
+    }
+
+    /// Whether the largest raw logit is always taken.
+    pub(crate) fn is_plainly_greedy(&self) -> bool {
+        self.is_greedy() && self.penalties.is_none()
+    }
+
+    fn is_greedy(&self) -> bool {
         self.filter.sampling.temperature == 0.0
     }
 
-    /// The distributions after each row of f32 `logits`, whose first row is at `position`, and
-    /// coins uniform in [0, 1).
-    pub(crate) fn rows<'a>(
-        &'a mut self,
-        logits: &'a Tensor,
-        position: usize,
-    ) -> (Rows<'a>, impl FnMut() -> f64 + 'a) {
-        let Self { random, filter } = self;
-        (Rows { filter, logits, position }, || random.random())
+    /// What is kept of a tree, and the token after it.
+    ///
+    /// # Errors
+    /// [`RuntimeError::LogitsNotFinite`].
+    pub(crate) fn accept(&mut self, tree: &DraftTree, nodes: NodeLogits<'_>) -> Result<Acceptance> {
+        let acceptance = match self.is_greedy() {
+            true => {
+                self.choose(tree, nodes)?;
+                accept_greedy(tree, &self.choices)?
+            }
+            false => {
+                let Self { random, filter, penalties, path, .. } = self;
+                let mut rows = Rows { filter, penalties: penalties.as_mut(), path, tree, nodes };
+                accept_sampled(tree, &mut rows, &mut || random.random())?
+            }
+        };
+        if let Some(penalties) = &mut self.penalties {
+            penalties.record(&acceptance.emitted);
+        }
+        Ok(acceptance)
+    }
+
+    /// Fills `choices` along the path that they lead down; the others do not matter.
+    fn choose(&mut self, tree: &DraftTree, nodes: NodeLogits<'_>) -> Result<()> {
+        self.choices.clear();
+        self.choices.resize(tree.len(), 0);
+        self.path.clear();
+        let mut next = Some(0);
+        while let Some(node) = next {
+            let row = nodes.checked_row(node)?;
+            let mut choice = [0];
+            match &mut self.penalties {
+                None => choice[0] = nodes.choices[nodes.first_row + node],
+                Some(penalties) => {
+                    argmax(nodes.stream, penalties.apply(row, &self.path), &mut choice);
+                }
+            }
+            if !row[choice[0] as usize].is_finite() {
+                return Err(RuntimeError::LogitsNotFinite { position: nodes.position });
+            }
+            self.choices[node] = choice[0];
+            self.path.push(choice[0]);
+            next = tree.child_with_token(node, choice[0]);
+        }
+        Ok(())
     }
 }
 
@@ -128,47 +239,35 @@ impl Filter {
     }
 }
 
-/// Distributions after the rows of one pass, made when asked for.
-pub(crate) struct Rows<'a> {
+/// Distributions after the nodes of a tree, made when asked for.
+struct Rows<'a> {
     filter: &'a mut Filter,
-    logits: &'a Tensor,
-    position: usize,
+    penalties: Option<&'a mut Penalties>,
+    path: &'a mut Vec<u32>,
+    tree: &'a DraftTree,
+    nodes: NodeLogits<'a>,
 }
 
 impl ProbabilityRows for Rows<'_> {
     type Error = RuntimeError;
 
     fn row(&mut self, node: usize) -> Result<Distribution<'_>> {
-        let width = self.logits.width();
-        let row = &self.logits.as_slice::<f32>()[node * width..(node + 1) * width];
-        let position = self.position;
+        let mut row = self.nodes.checked_row(node)?;
+        if let Some(penalties) = &mut self.penalties {
+            // The root is part of the answer already.
+            self.path.clear();
+            let mut next = node;
+            while let Some(parent) = self.tree.parent(next) {
+                self.path.push(self.tree.tokens()[next]);
+                next = parent;
+            }
+            row = penalties.apply(row, self.path).as_slice();
+        }
+        let position = self.nodes.position;
         self.filter.prepare(row).ok_or(RuntimeError::LogitsNotFinite { position })?;
         let Filter { tokens, probabilities, .. } = &*self.filter;
         Ok(Distribution::sparse(tokens, probabilities)?)
     }
-}
-
-/// The largest logits of a row, and its mean and log-sum-exp.
-pub(crate) fn top_logits(logits: &[f32], position: usize, count: usize) -> TopLogits {
-    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-    let by_logit =
-        |&a: &u32, &b: &u32| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b));
-    let count = count.min(order.len());
-    if count < order.len() && count > 0 {
-        order.select_nth_unstable_by(count - 1, by_logit);
-    }
-    order.truncate(count);
-    order.sort_unstable_by(by_logit);
-    let top = order.into_iter().map(|token| (token, logits[token as usize])).collect();
-    let mean = logits.iter().map(|&x| f64::from(x)).sum::<f64>() / logits.len() as f64;
-    TopLogits { position, top, mean: mean as f32, logsumexp: log_sum_exp(logits) as f32 }
-}
-
-/// log Σ exp(logit), in f64.
-pub(crate) fn log_sum_exp(logits: &[f32]) -> f64 {
-    let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let sum: f64 = logits.iter().map(|&logit| (f64::from(logit) - largest).exp()).sum();
-    largest + sum.ln()
 }
 
 /// A seed from the system's hash keys: not secret, only different each time.
@@ -181,8 +280,12 @@ fn entropy() -> u64 {
 mod tests {
     use super::*;
 
+    fn filter(sampling: Sampling) -> Filter {
+        Sampler::new(&Request { sampling, ..Request::new(vec![0], 1) }, &[]).filter
+    }
+
     fn distribution(sampling: Sampling, logits: &[f32]) -> Vec<(u32, f32)> {
-        let mut sampler = Sampler::new(sampling).filter;
+        let mut sampler = filter(sampling);
         sampler.prepare(logits).unwrap();
         sampler.tokens.iter().copied().zip(sampler.probabilities.iter().copied()).collect()
     }
@@ -224,7 +327,7 @@ mod tests {
 
     #[test]
     fn numbers_that_are_no_logits_are_noticed() {
-        let mut sampler = Sampler::new(plain()).filter;
+        let mut sampler = filter(plain());
         assert!(sampler.prepare(&[f32::NAN; 3]).is_none());
         assert!(sampler.prepare(&[f32::NEG_INFINITY; 3]).is_none());
         assert!(sampler.prepare(&[1.0, f32::NAN, 2.0]).is_none());
@@ -239,17 +342,16 @@ mod tests {
             Sampling { temperature: f32::NAN, ..plain() },
             Sampling { top_p: 0.0, ..plain() },
             Sampling { min_p: 1.5, ..plain() },
+            Sampling { repetition_penalty: 0.0, ..plain() },
+            Sampling { presence_penalty: f32::INFINITY, ..plain() },
+            Sampling { frequency_penalty: f32::NAN, ..plain() },
+            Sampling { logit_bias: vec![(4, 0.0)], ..plain() },
+            Sampling { logit_bias: vec![(3, f32::NEG_INFINITY)], ..plain() },
+            Sampling { logit_bias: vec![(3, 1.0), (2, 1.0), (3, 1.0)], ..plain() },
         ] {
-            assert!(check(&sampling).is_err(), "{sampling:?}");
+            assert!(check(&sampling, 4).is_err(), "{sampling:?}");
         }
-        assert!(check(&plain()).is_ok());
-    }
-
-    #[test]
-    fn largest_logits_come_first() {
-        let top = top_logits(&LOGITS, 7, 2);
-        assert_eq!(top.top, [(1, 3.0), (3, 2.0)]);
-        assert!((top.mean - 1.5).abs() < 1e-6);
-        assert!((top.logsumexp - 3.440_19).abs() < 1e-4);
+        let sampling = Sampling { logit_bias: vec![(3, 1.0), (2, -1.0)], ..plain() };
+        assert!(check(&sampling, 4).is_ok() && check(&plain(), 4).is_ok());
     }
 }

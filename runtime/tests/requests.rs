@@ -17,7 +17,7 @@ fn run(engine: &mut Engine, request: &Request) -> (Outcome, String, Vec<TokenEve
             match event {
                 Event::Text(piece) => text.push_str(piece),
                 Event::Token(token) => tokens.push(token.clone()),
-                Event::Prefill { .. } => {}
+                Event::Prefill { .. } | Event::Finished(_) => {}
             }
             ControlFlow::Continue(())
         })
@@ -116,7 +116,7 @@ fn one_kept_token_is_greedy() {
     let sampling = Sampling { temperature: 0.8, top_k: 1, seed: Some(5), ..Sampling::default() };
     for speculation in [Speculation::Off, Speculation::Chain(4)] {
         let request = Request {
-            sampling,
+            sampling: sampling.clone(),
             speculation,
             ignore_eos: true,
             ..Request::new(prompt.ids.clone(), 64)

@@ -150,26 +150,23 @@ impl Controller {
     /// Learns from a round. Seconds that are negative or not finite are left out, as is a pass that
     /// took no time at all.
     pub fn observe(&mut self, outcome: &RoundOutcome) {
+        self.observe_batch(outcome, &[outcome.accepted]);
+    }
+
+    /// As [`observe`](Self::observe), for a round in which several sequences went through the same
+    /// passes with the same plan: `accepted` has one count for each of them and takes the place of
+    /// [`RoundOutcome::accepted`]; [`RoundOutcome::width`] is that of one sequence; the seconds are
+    /// those of all. A controller serves batches of about one size, whose costs are alike.
+    pub fn observe_batch(&mut self, outcome: &RoundOutcome, accepted: &[usize]) {
         self.round += 1;
         let valid = |seconds: f64| seconds.is_finite() && seconds >= 0.0;
         if valid(outcome.verify_seconds) && outcome.verify_seconds > 0.0 && outcome.width > 0 {
             self.passes.observe(outcome.width, outcome.verify_seconds, self.round);
         }
         let depth = outcome.plan.depth();
-        let accepted = outcome.accepted.min(depth);
         let used = self.drafts.iter().position(|draft| draft.shape.matches(outcome.plan));
-        if let Some(draft) = used.map(|index| &mut self.drafts[index]) {
-            if valid(outcome.draft_seconds) {
-                draft.cost.observe(depth, outcome.draft_seconds, self.round);
-            }
-            let fallen = draft.rates.observe(depth, accepted);
-            if fallen {
-                // The text has changed, so what is remembered of other drafts is no longer true.
-                self.drafts.iter_mut().for_each(|draft| draft.used_at = None);
-            }
-        }
         if let Some(index) = used {
-            self.drafts[index].used_at = Some(self.round);
+            self.observe_draft(index, outcome, accepted);
         }
         let Some(plain) = self.plain_cost() else {
             return;
@@ -180,10 +177,30 @@ impl Controller {
         match self.trial.take() {
             Some(trial) => {
                 let seconds = seconds + catch_up.unwrap_or(0.0);
-                self.trial = self.continue_trial(trial, outcome.plan, accepted, seconds);
+                let total: usize = accepted.iter().map(|&count| count.min(depth)).sum();
+                let mean = total as f64 / accepted.len().max(1) as f64;
+                self.trial = self.continue_trial(trial, outcome.plan, mean, seconds);
             }
             None => self.reconsider(),
         }
+    }
+
+    /// What a round says about the draft that it used.
+    fn observe_draft(&mut self, index: usize, outcome: &RoundOutcome, accepted: &[usize]) {
+        let depth = outcome.plan.depth();
+        let draft = &mut self.drafts[index];
+        if outcome.draft_seconds.is_finite() && outcome.draft_seconds >= 0.0 {
+            draft.cost.observe(depth, outcome.draft_seconds, self.round);
+        }
+        let mut has_fallen = false;
+        for &count in accepted {
+            has_fallen |= draft.rates.observe(depth, count.min(depth));
+        }
+        if has_fallen {
+            // The text has changed, so what is remembered of other drafts is no longer true.
+            self.drafts.iter_mut().for_each(|draft| draft.used_at = None);
+        }
+        self.drafts[index].used_at = Some(self.round);
     }
 
     /// Likely seconds of a plain round.

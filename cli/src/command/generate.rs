@@ -204,6 +204,7 @@ fn request(arguments: &GenerateArguments, engine: &Engine) -> Result<Request> {
             top_p: sampling.top_p,
             min_p: sampling.min_p,
             seed: sampling.seed,
+            ..Sampling::default()
         },
         speculation: speculation(&arguments.speculation, engine.can_speculate())?,
         logprobs: arguments.output.logprobs,

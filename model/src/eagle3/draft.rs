@@ -23,8 +23,8 @@ use crate::{
     config::ModelConfig,
     eagle3::config::{DraftConfig, DraftKind},
     layers::latent_attention::{LatentAttention, LatentSizes},
-    pass::{AttentionForm, Segment},
-    weights::{AttentionWeights, DraftAttention, DraftWeights, GroupedAttentionWeights},
+    pass::{AttentionForm, Segment, assert_cover},
+    weights::{DraftAttention, DraftWeights, GroupedAttentionWeights},
 };
 
 /// A draft network with its weights and working memory. Runs on one rank, unsharded.
@@ -45,7 +45,7 @@ enum Attention {
     Latent(Box<LatentAttention>),
 }
 
-/// Rows of one pass of the draft.
+/// Rows of one pass of the draft, of one or several sequences.
 #[derive(Clone, Copy, Debug)]
 pub struct DraftPass<'a> {
     /// Token of each row: the one that follows the position of its hidden state. Target ids.
@@ -54,8 +54,9 @@ pub struct DraftPass<'a> {
     pub states: DraftStates<'a>,
     /// Position of each row's hidden state.
     pub positions: &'a [u32],
-    /// Where the rows' keys live and what they see; covers all rows.
-    pub segment: Segment<'a>,
+    /// Where the rows' keys live and what they see: the sequences, in the order of their rows;
+    /// together they cover all rows.
+    pub segments: &'a [Segment<'a>],
     /// Rows whose logits are wanted, ascending.
     pub logit_rows: &'a [u32],
 }
@@ -143,15 +144,19 @@ impl Draft {
         self.weights.draft_to_target[draft_token as usize]
     }
 
-    /// A cache of `slots` rows: keys then values of all heads, or latent rows.
-    pub fn cache(&self, slots: usize) -> Tensor {
-        let width = match self.config.kind {
+    /// Values of a row of the cache: keys then values of all heads, or a latent row.
+    pub fn cache_width(&self) -> usize {
+        match self.config.kind {
             DraftKind::Llama { kv_heads, head_dim } => 2 * kv_heads * head_dim,
             DraftKind::Mla { kv_lora_rank, qk_rope_head_dim, .. } => {
                 kv_lora_rank + qk_rope_head_dim
             }
-        };
-        Tensor::zeros(self.dtype, &[slots, width])
+        }
+    }
+
+    /// A cache of `slots` rows.
+    pub fn cache(&self, slots: usize) -> Tensor {
+        Tensor::zeros(self.dtype, &[slots, self.cache_width()])
     }
 
     /// f32 logits over the draft's vocabulary, one row for each of the last pass's logit rows.
@@ -171,7 +176,7 @@ impl Draft {
     pub fn forward(&mut self, stream: &Stream, pass: &DraftPass<'_>, cache: &mut Tensor) {
         let rows = pass.tokens.len();
         assert!(rows > 0 && rows <= self.rows_max && pass.positions.len() == rows);
-        assert!(pass.segment.first_row == 0 && pass.segment.rows == rows);
+        assert_cover(pass.segments, rows, cache.rows());
         stream.run(|| self.run(stream, pass, cache));
     }
 
@@ -190,14 +195,15 @@ impl Draft {
             rms_norm(stream, &work.state, &weights.hidden_norm, epsilon, &mut work.normed, 0);
             std::mem::swap(&mut work.state, &mut work.normed);
         }
-        let (segment, angles) = (&pass.segment, &self.angles);
+        let (segments, angles) = (pass.segments, &self.angles);
         let (joined, delta) = (&work.joined, &mut work.delta);
         match (&mut self.attention, &weights.attention) {
             (Attention::Grouped(attention), DraftAttention::Llama(weights)) => {
-                attention.forward(stream, weights, joined, angles, segment, cache, delta);
+                attention.forward(stream, weights, joined, angles, segments, cache, delta);
             }
             (Attention::Latent(attention), DraftAttention::Mla(weights)) => {
-                latent(attention, stream, weights, joined, angles, segment, cache, delta);
+                let form = AttentionForm::Absorbed;
+                attention.forward(stream, weights, joined, angles, segments, form, cache, delta);
             }
             _ => unreachable!("attention was made for these weights"),
         }
@@ -273,21 +279,6 @@ impl Draft {
     }
 }
 
-#[allow(clippy::too_many_arguments)]
-fn latent(
-    attention: &mut LatentAttention,
-    stream: &Stream,
-    weights: &AttentionWeights,
-    input: &Tensor,
-    angles: &RopeAngles,
-    segment: &Segment<'_>,
-    cache: &mut Tensor,
-    out: &mut Tensor,
-) {
-    let (segments, form) = (std::slice::from_ref(segment), AttentionForm::Absorbed);
-    attention.forward(stream, weights, input, angles, segments, form, cache, out);
-}
-
 /// Adds an f32 bias to each row.
 fn add_bias(x: &mut Tensor, bias: &Tensor) {
     fn apply<T: paceline_kernels::Float>(x: &mut Tensor, bias: &[f32]) {
@@ -316,6 +307,7 @@ struct GroupedAttention {
     key: Tensor,
     value: Tensor,
     mixed: Tensor,
+    slots: Vec<u32>,
 }
 
 impl GroupedAttention {
@@ -326,7 +318,7 @@ impl GroupedAttention {
         weights: &GroupedAttentionWeights,
         input: &Tensor,
         angles: &RopeAngles,
-        segment: &Segment<'_>,
+        segments: &[Segment<'_>],
         cache: &mut Tensor,
         out: &mut Tensor,
     ) {
@@ -340,24 +332,26 @@ impl GroupedAttention {
         rope(stream, &mut self.query, layout, self.heads, angles);
         rope(stream, &mut self.key, layout, self.kv_heads, angles);
         let values_at = self.kv_heads * self.head_dim;
-        scatter_rows(&self.key, segment.new_slots(), cache, 0);
-        scatter_rows(&self.value, segment.new_slots(), cache, values_at);
+        self.slots.clear();
+        for segment in segments {
+            self.slots.extend_from_slice(segment.new_slots());
+        }
+        scatter_rows(&self.key, &self.slots, cache, 0);
+        scatter_rows(&self.value, &self.slots, cache, values_at);
         let (stride, width) = (self.head_dim, self.head_dim);
-        let parameters = AttentionParameters {
-            heads: self.heads,
-            heads_per_key: self.heads / self.kv_heads,
-            keys: CacheHeads { rows: cache, offset: 0, stride, width },
-            values: CacheHeads { rows: cache, offset: values_at, stride, width },
-            scale: self.scale,
-            visibility: Visibility {
-                slots: segment.slots,
-                context: segment.context,
-                earlier: segment.earlier,
-                paths: segment.paths,
-            },
-            rows: RowRange { start: 0, end: segment.rows },
-        };
-        attention(stream, &self.query, &parameters, &mut self.mixed);
+        for segment in segments {
+            let Segment { first_row, rows, context, earlier, slots, paths } = *segment;
+            let parameters = AttentionParameters {
+                heads: self.heads,
+                heads_per_key: self.heads / self.kv_heads,
+                keys: CacheHeads { rows: cache, offset: 0, stride, width },
+                values: CacheHeads { rows: cache, offset: values_at, stride, width },
+                scale: self.scale,
+                visibility: Visibility { slots, context, earlier, paths },
+                rows: RowRange { start: first_row, end: first_row + rows },
+            };
+            attention(stream, &self.query, &parameters, &mut self.mixed);
+        }
         linear(stream, &self.mixed, &weights.output, out);
     }
 }
@@ -377,6 +371,7 @@ impl Attention {
                     key: rows(kv_heads * head_dim),
                     value: rows(kv_heads * head_dim),
                     mixed: rows(heads * head_dim),
+                    slots: Vec::with_capacity(rows_max),
                 }))
             }
             DraftKind::Mla {

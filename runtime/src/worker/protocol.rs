@@ -53,6 +53,34 @@ pub struct SequenceStep {
 }
 
 impl StepPlan {
+    /// Makes this a step without sequences.
+    pub fn clear(&mut self, form: AttentionForm) {
+        self.moves.clear();
+        self.sequences.clear();
+        self.tokens.clear();
+        self.logit_rows.clear();
+        self.expanded = form == AttentionForm::Expanded;
+    }
+
+    /// Adds a sequence with a row for each of `tokens`, in a chain after `context` rows.
+    pub fn add(&mut self, sequence: u32, new_pages: &[u32], context: usize, tokens: &[u32]) {
+        self.sequences.push(SequenceStep {
+            sequence,
+            new_pages: new_pages.to_vec(),
+            context: context as u32,
+            rows: tokens.len() as u32,
+            parents: Vec::new(),
+        });
+        self.tokens.extend_from_slice(tokens);
+    }
+
+    /// Makes the rows of the sequence that was added last those of a tree.
+    pub fn branch(&mut self, parents: impl Iterator<Item = u32>) {
+        if let Some(sequence) = self.sequences.last_mut() {
+            sequence.parents.extend(parents);
+        }
+    }
+
     /// How attention is computed.
     pub fn form(&self) -> AttentionForm {
         if self.expanded { AttentionForm::Expanded } else { AttentionForm::Absorbed }

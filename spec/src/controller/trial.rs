@@ -96,7 +96,7 @@ impl Controller {
         &mut self,
         mut trial: Trial,
         plan: Plan,
-        accepted: usize,
+        accepted_mean: f64,
         seconds: f64,
     ) -> Option<Trial> {
         let (Some(bar), Some(plain)) = (self.current_rate(), self.plain_cost()) else {
@@ -106,7 +106,7 @@ impl Controller {
             // The engine did something else, which says nothing about the trial.
             return Some(trial);
         }
-        let lost_seconds = seconds - (accepted + 1) as f64 / bar;
+        let lost_seconds = seconds - (accepted_mean + 1.0) / bar;
         self.allowance = (self.allowance - lost_seconds / plain).min(ALLOWANCE_MAX);
         trial.rounds += 1;
         let Some(draft) = trial.draft else {
