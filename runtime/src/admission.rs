@@ -93,6 +93,12 @@ impl Admission {
         }
     }
 
+    /// The error when `requests` are unfinished and that is the most.
+    pub(crate) fn busy(&self, requests: usize) -> RuntimeError {
+        let waiting = requests.saturating_sub(self.limits.sequences_max);
+        RuntimeError::Busy { waiting, waiting_max: self.limits.waiting_max }
+    }
+
     /// What the scheduler's refusal means to whoever asked.
     pub(crate) fn refusal(&self, request: &Request, refusal: Refusal) -> RuntimeError {
         match refusal {

@@ -10,7 +10,7 @@ use paceline_spec::{Acceptance, Statistics};
 
 use crate::{
     logprobs::token_event,
-    request::{Event, FinishReason, Flow, Outcome, Request, Timings, TokenEvent},
+    request::{Event, FinishReason, Flow, Outcome, Request, TokenEvent},
     sampling::NodeLogits,
     stop_text::StopScanner,
 };
@@ -132,12 +132,9 @@ impl Answer {
         Outcome {
             tokens: self.tokens,
             text: self.text,
-            finish_reason: reason,
-            timings: Timings::default(),
             speculation: self.statistics,
             accepted: self.accepted,
-            prefix_reused: 0,
-            preemptions: 0,
+            ..Outcome::empty(reason)
         }
     }
 }

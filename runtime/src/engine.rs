@@ -176,6 +176,11 @@ impl Engine {
         &self.admission
     }
 
+    /// Whether another request may wait.
+    pub fn has_room(&self) -> bool {
+        self.scheduler.occupancy().waiting < self.scheduler.limits().waiting_max
+    }
+
     /// Whether no request is unfinished.
     pub fn is_idle(&self) -> bool {
         self.sequences.is_empty()
@@ -309,6 +314,22 @@ impl Engine {
                 self.finish(sequence, FinishReason::Cancelled, on_event);
             }
         }
+        match self.next_action()? {
+            Action::Idle => {}
+            Action::Prefill { part, form, gives_token } => {
+                self.prefill(&part, form, gives_token, on_event)?;
+            }
+            Action::Decode { parts } => self.decode(&parts, on_event)?,
+        }
+        if self.sequences.is_empty() {
+            // Ranks that know of no sequence may wait for any time.
+            self.next_action()?;
+        }
+        Ok(!self.sequences.is_empty())
+    }
+
+    /// Asks the scheduler what to do, and does what comes before the pass.
+    fn next_action(&mut self) -> Result<Action> {
         let Step { forget, preempted, moves, action } = self.schedule();
         for id in forget {
             self.passes.leader.forget(id.0)?;
@@ -320,14 +341,7 @@ impl Engine {
             }
         }
         self.passes.copy_rows(&moves);
-        match action {
-            Action::Idle => return Ok(false),
-            Action::Prefill { part, form, gives_token } => {
-                self.prefill(&part, form, gives_token, on_event)?;
-            }
-            Action::Decode { parts } => self.decode(&parts, on_event)?,
-        }
-        Ok(true)
+        Ok(action)
     }
 
     /// The next step, with a plan for each sequence of a round.

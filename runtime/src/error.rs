@@ -61,6 +61,9 @@ pub enum RuntimeError {
         /// The failure.
         cause: String,
     },
+    /// The system has no thread for the engine.
+    #[error("the engine's thread could not be started: {0}; let this program have more threads")]
+    Thread(#[source] std::io::Error),
     /// There is no memory for something that an engine cannot do without.
     #[error("there is no memory for {what} of {bytes} bytes; {advice}")]
     Memory {

@@ -130,7 +130,7 @@ pub(crate) fn shape(plan: Plan) -> Option<TreeParameters> {
 }
 
 /// Rows that the draft writes beyond the committed ones when it grows what `plan` says.
-fn scratch_rows(plan: Plan) -> usize {
+pub(crate) fn scratch_rows(plan: Plan) -> usize {
     shape(plan).map_or(0, |tree| tree.topk() * (tree.depth() - 1))
 }
 

@@ -221,6 +221,20 @@ pub struct Timings {
 }
 
 impl Outcome {
+    /// What ended for `finish_reason` before it began.
+    pub(crate) fn empty(finish_reason: FinishReason) -> Self {
+        Self {
+            tokens: Vec::new(),
+            text: String::new(),
+            finish_reason,
+            timings: Timings::default(),
+            speculation: Statistics::default(),
+            accepted: Vec::new(),
+            prefix_reused: 0,
+            preemptions: 0,
+        }
+    }
+
     /// Tokens a second after the first one.
     pub fn tokens_per_second(&self) -> f64 {
         let seconds = self.timings.decode.as_secs_f64();
