@@ -286,12 +286,15 @@ struct Pending {
     listener: Listener,
 }
 
-/// Who hears of a request. Counts as an unfinished request while it lives.
+/// Who hears of a request.
 struct Listener {
     ticket: u64,
     events: Sender<Result<AnswerEvent>>,
-    shared: Arc<Shared>,
+    place: Place,
 }
+
+/// Counts as an unfinished request while it lives.
+struct Place(Arc<Shared>);
 
 impl Worker {
     /// Serves until told to stop, or until the engine fails.
@@ -324,15 +327,15 @@ impl Worker {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Submit { ticket, request, events } => {
-                let shared = Arc::clone(&self.shared);
-                let listener = Listener { ticket, events, shared };
+                let place = Place(Arc::clone(&self.shared));
+                let listener = Listener { ticket, events, place };
                 self.backlog.push_back(Pending { request, listener });
             }
             Command::Cancel { ticket } => {
                 let waiting =
                     self.backlog.iter().position(|pending| pending.listener.ticket == ticket);
                 if let Some(pending) = waiting.and_then(|place| self.backlog.remove(place)) {
-                    pending.listener.send_cancelled();
+                    pending.listener.end_cancelled();
                 }
                 let running = self.listeners.iter().find(|(_, found)| found.ticket == ticket);
                 if let Some((&id, _)) = running {
@@ -354,7 +357,7 @@ impl Worker {
             }
             match self.engine.submit(*request) {
                 Ok(id) => _ = self.listeners.insert(id, listener),
-                Err(error) => listener.send(Err(error)),
+                Err(error) => listener.end(Err(error)),
             }
         }
     }
@@ -365,13 +368,13 @@ impl Worker {
         let _ = self.shared.failure.set(cause.to_owned());
         let waiting = self.backlog.drain(..).map(|pending| pending.listener);
         for listener in self.listeners.drain().map(|entry| entry.1).chain(waiting) {
-            listener.send(Err(RuntimeError::Stopped { cause: cause.to_owned() }));
+            listener.end(Err(RuntimeError::Stopped { cause: cause.to_owned() }));
         }
     }
 
     /// Cancels what is unfinished.
     fn end(&mut self) {
-        self.backlog.drain(..).for_each(|pending| pending.listener.send_cancelled());
+        self.backlog.drain(..).for_each(|pending| pending.listener.end_cancelled());
         self.listeners.keys().for_each(|&id| _ = self.engine.cancel(id));
         // One step ends what was cancelled before it.
         while !self.listeners.is_empty() {
@@ -389,30 +392,36 @@ impl Worker {
 
 /// Passes an event on; breaks the request off if nobody listens.
 fn listen(listeners: &mut HashMap<RequestId, Listener>, id: RequestId, event: Event<'_>) -> Flow {
-    let is_last = matches!(event, Event::Finished(_));
-    let Some(listener) = listeners.get(&id) else { return ControlFlow::Continue(()) };
-    let heard = listener.events.send(Ok(event.into())).is_ok();
-    if is_last {
-        listeners.remove(&id);
+    if matches!(event, Event::Finished(_)) {
+        if let Some(listener) = listeners.remove(&id) {
+            listener.end(Ok(event.into()));
+        }
+        return ControlFlow::Continue(());
     }
-    if heard { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    let Some(listener) = listeners.get(&id) else { return ControlFlow::Continue(()) };
+    match listener.events.send(Ok(event.into())) {
+        Ok(()) => ControlFlow::Continue(()),
+        Err(_) => ControlFlow::Break(()),
+    }
 }
 
 impl Listener {
-    fn send(&self, event: Result<AnswerEvent>) {
+    /// Sends the last event. Whoever has read it finds the request's place free.
+    fn end(self, event: Result<AnswerEvent>) {
+        drop(self.place);
         // Nobody may listen any more.
         let _ = self.events.send(event);
     }
 
     /// Tells the end of a request that never reached the engine.
-    fn send_cancelled(&self) {
+    fn end_cancelled(self) {
         let outcome = Outcome::empty(FinishReason::Cancelled);
-        self.send(Ok(AnswerEvent::Finished(Box::new(outcome))));
+        self.end(Ok(AnswerEvent::Finished(Box::new(outcome))));
     }
 }
 
-impl Drop for Listener {
+impl Drop for Place {
     fn drop(&mut self) {
-        self.shared.requests.fetch_sub(1, Ordering::AcqRel);
+        self.0.requests.fetch_sub(1, Ordering::AcqRel);
     }
 }

@@ -335,6 +335,48 @@ fn a_change_of_costs_is_followed() {
     }
 }
 
+/// Several sequences draft alike: a pass of their rows costs more with each sequence, so what pays
+/// for one need not pay for many.
+#[test]
+fn batches_learn_from_all_their_sequences() {
+    let options = options();
+    for (sequences, row_cost, drafts) in [(1, 0.25, true), (8, 0.02, true), (8, 2.0, false)] {
+        let (mut controller, mut random) = (Controller::new(options.clone()), Random(11));
+        // A pass costs 5 ms and so much for each row of each sequence.
+        let pass = |plan: Plan| 5.0 + row_cost * (plan.width() * sequences) as f64;
+        let draft = |plan: Plan| 0.05 * (plan.depth() * sequences) as f64;
+        let (mut tokens, mut cost, mut drafting) = (0.0, 0.0, 0);
+        for _ in 0..3000 {
+            let plan = controller.decide(Limits::NONE);
+            let mut accepted = vec![0; sequences];
+            for count in &mut accepted {
+                while *count < plan.depth() && random.uniform() < 0.6 {
+                    *count += 1;
+                }
+            }
+            tokens += accepted.iter().map(|&count| count as f64 + 1.0).sum::<f64>();
+            cost += pass(plan) + draft(plan);
+            drafting += usize::from(plan != Plan::Plain);
+            let outcome = RoundOutcome {
+                plan,
+                width: plan.width(),
+                accepted: 0,
+                draft_seconds: 1e-3 * draft(plan),
+                verify_seconds: 1e-3 * pass(plan) * between(&mut random, 0.95, 1.05),
+                catch_up_seconds: 0.0,
+            };
+            controller.observe_batch(&outcome, &accepted);
+        }
+        let plain = sequences as f64 / pass(Plan::Plain);
+        let gain = tokens / cost / plain;
+        println!("{sequences} sequences, {row_cost} ms a row: {gain:.3} of plain, {drafting}");
+        match drafts {
+            true => assert!(gain > 1.5 && drafting > 2500, "{sequences}: {gain} {drafting}"),
+            false => assert!(gain > 0.97 && drafting < 300, "{sequences}: {gain} {drafting}"),
+        }
+    }
+}
+
 #[test]
 fn limits_are_kept_and_decisions_repeat() {
     let options = options();
