@@ -29,7 +29,7 @@ fn load(options: EngineOptions, ranks: usize) -> Engine {
 fn requests(count: usize, tokens: usize) -> Vec<Request> {
     let prompts = prompts();
     let request = |index: usize| Request {
-        ignore_eos: index % 3 != 0,
+        ignore_eos: !index.is_multiple_of(3),
         speculation: modes()[index % 6],
         top_logits: 2,
         ..Request::new(prompts[index % prompts.len()].ids.clone(), tokens + 7 * (index % 4))
