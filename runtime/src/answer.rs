@@ -3,7 +3,7 @@
 //! Invariant: text is given out in whole characters, in the order of the tokens, and never holds
 //! any part of a stop text.
 
-use std::sync::Arc;
+use std::{mem::take, sync::Arc};
 
 use paceline_model::tokenizer::{StreamDecoder, Tokenizer};
 use paceline_spec::{Acceptance, Statistics};
@@ -112,8 +112,9 @@ impl Answer {
         self.statistics.record(drafted, depth, accepted, emitted);
     }
 
-    /// Gives out what is held back, and the whole, without what only the engine knows.
-    pub(crate) fn finish(mut self, reason: FinishReason, on_event: Listener<'_>) -> Outcome {
+    /// Gives out what is held back, and the whole, without what only the engine knows. Nothing is
+    /// left then.
+    pub(crate) fn finish(&mut self, reason: FinishReason, on_event: Listener<'_>) -> Outcome {
         let stopped_by_text = reason == FinishReason::Stop
             && self.tokens.last().is_none_or(|id| !self.stop_ids.contains(id));
         if !stopped_by_text {
@@ -130,10 +131,10 @@ impl Answer {
             }
         }
         Outcome {
-            tokens: self.tokens,
-            text: self.text,
-            speculation: self.statistics,
-            accepted: self.accepted,
+            tokens: take(&mut self.tokens),
+            text: take(&mut self.text),
+            speculation: take(&mut self.statistics),
+            accepted: take(&mut self.accepted),
             ..Outcome::empty(reason)
         }
     }

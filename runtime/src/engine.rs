@@ -29,7 +29,7 @@ use crate::{
         Action, Occupancy, Part, PrefixReuse, Scheduler, SchedulerLimits, SequenceId, Step,
         Submission,
     },
-    sequence::Sequence,
+    sequence::{Listener, Sequence},
 };
 
 /// A loaded model over its ranks, ready for requests.
@@ -57,9 +57,6 @@ enum State {
         cause: String,
     },
 }
-
-/// Who hears of the events of all requests.
-type Listener<'a> = &'a mut dyn FnMut(RequestId, Event<'_>) -> Flow;
 
 impl Engine {
     /// Loads a model over `ranks`. In a group of processes this is rank 0; the others call
@@ -310,8 +307,9 @@ impl Engine {
 
     fn advance(&mut self, on_event: Listener<'_>) -> Result<bool> {
         for id in std::mem::take(&mut self.cancelled) {
-            if let Some(sequence) = self.sequences.remove(&id) {
-                self.finish(sequence, FinishReason::Cancelled, on_event);
+            if let Some(mut sequence) = self.sequences.remove(&id) {
+                sequence.finish(FinishReason::Cancelled, on_event);
+                self.end(&mut sequence);
             }
         }
         match self.next_action()? {
@@ -420,32 +418,24 @@ impl Engine {
         finish: Option<FinishReason>,
         on_event: Listener<'_>,
     ) {
-        if finish.is_some() && self.options.prefix_reuse {
-            // Later prompts that begin alike and speculate need the draft's rows as well.
-            self.passes.complete_draft(&mut sequence);
+        if let Some(reason) = finish {
+            sequence.finish(reason, on_event);
+            if self.options.prefix_reuse {
+                // Later prompts that begin alike and speculate need the draft's rows as well.
+                self.passes.complete_draft(&mut sequence);
+            }
         }
         self.scheduler.commit(sequence.id, emitted, sequence.draft_rows());
         match finish {
-            Some(reason) => self.finish(sequence, reason, on_event),
-            None => {
-                self.sequences.insert(sequence.id, sequence);
-            }
+            Some(_) => self.end(&mut sequence),
+            None => _ = self.sequences.insert(sequence.id, sequence),
         }
     }
 
-    /// Ends a request.
-    fn finish(
-        &mut self,
-        mut sequence: Box<Sequence>,
-        reason: FinishReason,
-        on_event: Listener<'_>,
-    ) {
-        self.passes.close(&mut sequence);
+    /// Takes back what a finished sequence uses.
+    fn end(&mut self, sequence: &mut Sequence) {
+        self.passes.close(sequence);
         self.scheduler.end(sequence.id);
-        let name = sequence.request;
-        let outcome = sequence.finish(reason, &mut |event| on_event(name, event));
-        // It is over, whatever the listener says.
-        let _ = on_event(name, Event::Finished(&outcome));
     }
 
     /// Takes a sequence out for a pass; what a failed pass does not put back is gone.

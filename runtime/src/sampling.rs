@@ -354,4 +354,44 @@ mod tests {
         let sampling = Sampling { logit_bias: vec![(3, 1.0), (2, -1.0)], ..plain() };
         assert!(check(&sampling, 4).is_ok() && check(&plain(), 4).is_ok());
     }
+
+    /// A drafted token's distribution is the one that plain decoding would have after the tokens
+    /// above it, whatever is drafted beside it.
+    #[test]
+    fn drafted_tokens_are_penalised_for_their_path() {
+        let sampling = Sampling {
+            repetition_penalty: 1.5,
+            presence_penalty: 0.4,
+            frequency_penalty: 0.3,
+            ..plain()
+        };
+        let request = Request { sampling, ..Request::new(vec![0, 2], 9) };
+        let logits = Tensor::from_slice(&[5, 4], &LOGITS.repeat(5));
+        let stream = Stream::host(1).unwrap();
+        let nodes = |first_row| NodeLogits {
+            stream: &stream,
+            logits: &logits,
+            choices: &[],
+            first_row,
+            position: 3,
+        };
+        let row = |answer: &[u32], tree: &DraftTree, node: usize| -> Vec<(u32, f32)> {
+            let mut sampler = Sampler::new(&request, &[]);
+            let penalties = sampler.penalties.as_mut().unwrap();
+            penalties.record(answer);
+            let (filter, path) = (&mut sampler.filter, &mut sampler.path);
+            let penalties = Some(penalties);
+            let mut rows = Rows { filter, penalties, path, tree, nodes: nodes(0) };
+            rows.row(node).unwrap();
+            let pairs = filter.tokens.iter().copied().zip(filter.probabilities.iter().copied());
+            pairs.collect()
+        };
+        let parents = vec![None, Some(0), Some(0), Some(2), Some(3)];
+        let tree = DraftTree::from_parents(vec![1, 3, 2, 1, 1], parents).unwrap();
+        let root = DraftTree::root_only(1);
+        for (node, path) in [(0, &[][..]), (1, &[3]), (2, &[2]), (3, &[2, 1]), (4, &[2, 1, 1])] {
+            let answer: Vec<u32> = [1].iter().chain(path).copied().collect();
+            assert_eq!(row(&[1], &tree, node), row(&answer, &root, 0), "node {node}");
+        }
+    }
 }

@@ -9,13 +9,16 @@ use std::time::{Duration, Instant};
 use paceline_spec::{DraftTree, Limits, Plan};
 
 use crate::{
-    answer::{Answer, Listener},
+    answer::Answer,
     drafter::Drafting,
     pages::BlockTable,
-    request::{FinishReason, Outcome, Request, RequestId, Speculation, Timings},
+    request::{Event, FinishReason, Flow, Outcome, Request, RequestId, Speculation, Timings},
     sampling::Sampler,
     scheduler::{Part, SequenceId},
 };
+
+/// Who hears of the events of all requests.
+pub(crate) type Listener<'a> = &'a mut dyn FnMut(RequestId, Event<'_>) -> Flow;
 
 /// A request that is not finished.
 pub(crate) struct Sequence {
@@ -133,14 +136,17 @@ impl Sequence {
         self.timings.first_token = self.submitted.elapsed();
     }
 
-    /// The whole of it, after the last text was given out.
-    pub(crate) fn finish(self, reason: FinishReason, on_event: Listener<'_>) -> Outcome {
+    /// Tells the end, after the last text.
+    pub(crate) fn finish(&mut self, reason: FinishReason, on_event: Listener<'_>) {
         let decode = self.first_token.map_or(Duration::ZERO, |first| first.elapsed());
-        Outcome {
+        let name = self.request;
+        let outcome = Outcome {
             timings: Timings { decode, ..self.timings },
             prefix_reused: self.prefix_reused,
             preemptions: self.preemptions,
-            ..self.answer.finish(reason, on_event)
-        }
+            ..self.answer.finish(reason, &mut |event| on_event(name, event))
+        };
+        // It is over, whatever the listener says.
+        let _ = on_event(name, Event::Finished(&outcome));
     }
 }

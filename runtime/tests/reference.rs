@@ -60,8 +60,8 @@ fn chains_and_trees_accept_what_the_reference_accepts() {
 #[test]
 fn speculation_never_changes_greedy_output() {
     let mut engine = demo(1);
-    for prompt in prompts() {
-        for tokens_max in [1, 2, 7, 150] {
+    for (index, prompt) in prompts().into_iter().enumerate() {
+        for tokens_max in [1, 2, 7, if index.is_multiple_of(2) { 150 } else { 20 }] {
             let plain = greedy(&mut engine, &prompt.ids, tokens_max, Speculation::Off);
             let shapes = [(1, 1, 2), (2, 3, 5), (4, 4, 16), (3, 2, 7)];
             let trees = shapes.map(|(topk, depth, nodes)| {
