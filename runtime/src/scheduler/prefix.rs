@@ -321,14 +321,14 @@ impl PrefixCache {
         covers.then_some(node)
     }
 
-    /// Removes a page that one with this key makes superfluous.
+    /// Removes a page that one with this key makes superfluous. Pages that are not full are copied
+    /// from at most, so nobody uses it.
     fn remove_covered(&mut self, parent: NodeId, key: Key, draft_rows: usize) -> Option<u32> {
         let ((above, other), &node) = self.children.range(..(parent, key)).next_back()?;
         let known = self.node(node);
         let superfluous = *above == parent
             && !other.is_full()
             && key.covers(other)
-            && known.users == 0
             && draft_rows >= known.draft_rows;
         superfluous.then(|| self.remove(node))
     }

@@ -181,6 +181,15 @@ fn answers_are_reused_only_where_other_bits_are_welcome() {
 }
 
 #[test]
+fn without_reuse_no_rows_stay() {
+    let mut scheduler = Scheduler::new(limits()).unwrap();
+    let reuse = PrefixReuse::Off;
+    let id = submit(&mut scheduler, Submission { reuse, ..submission(&text(0, 40), 9) });
+    finish(&mut scheduler, id, 49);
+    assert_eq!(scheduler.occupancy().pages_free, 8);
+}
+
+#[test]
 fn speculation_reuses_rows_that_have_draft_rows() {
     for (draft_rows, reused) in [(0, 0), (10, 10), (16, 16), (21, 20)] {
         let mut scheduler = Scheduler::new(limits()).unwrap();
@@ -227,6 +236,21 @@ fn a_preempted_answer_is_replayed_in_the_forms_of_the_first_time() {
         }
     }
     assert_eq!(replay, [(0, 20, Expanded), (20, 8, Absorbed), (28, 4, Absorbed)]);
+}
+
+#[test]
+fn a_prompt_waits_if_it_would_soon_be_preempted() {
+    for (pages, is_admitted) in [(4, false), (5, true)] {
+        let mut scheduler = Scheduler::new(SchedulerLimits { pages, ..limits() }).unwrap();
+        for first in [0, 30] {
+            submit(&mut scheduler, submission(&text(first, 17), 40));
+        }
+        // Each takes two pages at first, and the older one will need another.
+        step(&mut scheduler);
+        step(&mut scheduler);
+        let chunk = matches!(step(&mut scheduler).action, Action::Prefill { .. });
+        assert_eq!(chunk, is_admitted, "{pages} pages");
+    }
 }
 
 #[test]

@@ -155,6 +155,11 @@ fn play(limits: SchedulerLimits, events: &[Event]) -> World {
     world
 }
 
+/// Failures are printed whole, so no file keeps them.
+fn config() -> ProptestConfig {
+    ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) }
+}
+
 /// Rare things happened in these traces, so the other tests are about them too.
 #[test]
 fn traces_reach_all_states() {
@@ -171,7 +176,7 @@ fn traces_reach_all_states() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) })]
+    #![proptest_config(config())]
 
     #[test]
     fn all_invariants_hold_at_each_step(limits in limits(), events in events(4000)) {

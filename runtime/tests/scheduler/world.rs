@@ -54,6 +54,8 @@ pub(crate) struct World {
     moves: Vec<(u32, u32)>,
     /// Sequences that generate, oldest first.
     pub(crate) running: Vec<SequenceId>,
+    /// Sequences that lost their pages, oldest first.
+    preempted: Vec<SequenceId>,
     /// Requests before their first pass, in order.
     pub(crate) waiting: Vec<SequenceId>,
     was_prefill: bool,
@@ -105,6 +107,7 @@ impl World {
             lives: BTreeMap::new(),
             moves: Vec::new(),
             running: Vec::new(),
+            preempted: Vec::new(),
             waiting: Vec::new(),
             was_prefill: false,
             steps: Vec::new(),
@@ -157,6 +160,7 @@ impl World {
         let life = self.lives.remove(&id).expect("it lives");
         self.running.retain(|&other| other != id);
         self.waiting.retain(|&other| other != id);
+        self.preempted.retain(|&other| other != id);
         self.history.push(life.tokens);
         self.scheduler.end(id);
         assert_eq!(self.scheduler.tokens(id), None);
@@ -207,9 +211,11 @@ impl World {
         for id in &step.preempted {
             assert!(step.forget.contains(id));
             self.seen.preempted += 1;
-            self.running.retain(|other| other != id);
+            self.preempted.insert(0, *id);
             let life = self.lives.get_mut(id).expect("only living sequences are preempted");
-            assert!(matches!(life.stage, Stage::Running | Stage::Prefill));
+            let is_youngest = self.running.last() == Some(id) || life.stage == Stage::Prefill;
+            assert!(is_youngest, "others were admitted after {id:?}");
+            self.running.retain(|other| other != id);
             life.stage = Stage::Preempted;
             (life.committed, life.draft_rows) = (0, 0);
             if life.tokens.len() == life.submission.prompt.len() {
@@ -421,10 +427,10 @@ impl World {
         assert!(slots.len() >= part.context + part.rows, "each row has a slot");
         let life = self.lives.get_mut(&id).expect("only living sequences run");
         if part.starts {
-            if life.stage == Stage::Waiting {
-                assert_eq!(self.waiting.first(), Some(&id), "first come, first served");
-                self.waiting.remove(0);
-            }
+            let queue =
+                if self.preempted.is_empty() { &mut self.waiting } else { &mut self.preempted };
+            assert_eq!(queue.first(), Some(&id), "first come, first served");
+            queue.remove(0);
             adopt(life, part, slots, &self.target);
             self.seen.shared_rows += part.context / PAGE_ROWS * PAGE_ROWS;
             let absorbed = life.rows.iter().filter(|(_, form)| *form == AttentionForm::Absorbed);
