@@ -1,8 +1,19 @@
-//! Command-line arguments.
+//! Command-line arguments: the commands, and the groups of options that several of them share. What
+//! belongs to one command only is in the files below.
+
+mod bench;
+mod chat;
+mod shell;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+pub(crate) use bench::{
+    BenchArguments, BenchCommand, DecodeArguments, MeasurementArguments, Part, SettingArgument,
+};
+pub(crate) use chat::ChatArguments;
+pub(crate) use shell::{CompletionsArguments, ManArguments};
 
 /// Runs large mixture-of-experts models with EAGLE-3 speculation over the ranks of one box.
 #[derive(Debug, Parser)]
@@ -16,10 +27,19 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Write text after a prompt.
     Generate(Box<GenerateArguments>),
+    /// Talk with a model, turn by turn.
+    #[command(long_about = chat::LONG_ABOUT)]
+    Chat(Box<ChatArguments>),
+    /// Measure how fast a model runs on this machine.
+    Bench(BenchArguments),
     /// Say what a checkpoint is, what memory it takes, and what would not load and why.
     Inspect(InspectArguments),
     /// Say what this machine offers, and why what cannot be used cannot.
     Doctor(DoctorArguments),
+    /// Print what makes a shell complete this program's commands and options.
+    Completions(CompletionsArguments),
+    /// Print the manual page, or write one for each command.
+    Man(ManArguments),
 }
 
 /// Which model, and over which ranks.
@@ -43,16 +63,23 @@ pub(crate) struct ModelArguments {
     pub(crate) expert_parallel: bool,
 }
 
+/// Everything that loading a model takes.
 #[derive(Debug, Args)]
-pub(crate) struct GenerateArguments {
-    #[command(flatten)]
-    pub(crate) prompt: PromptArguments,
+pub(crate) struct RunArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
     #[command(flatten)]
     pub(crate) distributed: DistributedArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GenerateArguments {
+    #[command(flatten)]
+    pub(crate) prompt: PromptArguments,
+    #[command(flatten)]
+    pub(crate) run: RunArguments,
     #[command(flatten)]
     pub(crate) speculation: SpeculationArguments,
     #[command(flatten)]
@@ -159,6 +186,9 @@ pub(crate) struct SamplingArguments {
     /// Most tokens to write.
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub(crate) max_tokens: usize,
+    /// No stop token before this many tokens.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) min_tokens: usize,
     /// Go on after stop tokens.
     #[arg(long)]
     pub(crate) ignore_eos: bool,
@@ -177,6 +207,16 @@ pub(crate) struct SamplingArguments {
     /// Keep tokens with at least this share of the likeliest one's probability.
     #[arg(long, value_name = "P", default_value_t = 0.0)]
     pub(crate) min_p: f32,
+    /// Divides positive logits of tokens that occur in the prompt or the answer, and multiplies
+    /// their negative ones; 1 changes nothing.
+    #[arg(long, value_name = "R", default_value_t = 1.0, allow_negative_numbers = true)]
+    pub(crate) repetition_penalty: f32,
+    /// Subtracted from the logits of tokens that occur in the answer.
+    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub(crate) presence_penalty: f32,
+    /// Subtracted from the logits of tokens in the answer, once for each time that they occur.
+    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub(crate) frequency_penalty: f32,
     /// Start of the random numbers: repeats a run with --spec off, chain or tree (auto follows the
     /// clock).
     #[arg(long, value_name = "N")]
@@ -193,6 +233,9 @@ pub(crate) struct OutputArguments {
     /// With --json, the log-probability of each token.
     #[arg(long, requires = "json")]
     pub(crate) logprobs: bool,
+    /// With --json, the K most probable tokens at each place, with their log-probabilities.
+    #[arg(long, value_name = "K", default_value_t = 0, requires = "json")]
+    pub(crate) top_logprobs: usize,
     /// With --json, the K largest logits that each token was chosen from.
     #[arg(long, value_name = "K", default_value_t = 0, requires = "json")]
     pub(crate) top_logits: usize,

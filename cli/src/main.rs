@@ -1,7 +1,9 @@
-//! The `paceline` program: arguments in [`args`], one file a command in [`command`].
+//! The `paceline` program: arguments in [`args`], one file or folder a command in [`command`].
 
 mod args;
 mod command;
+mod interrupt;
+mod launch;
 mod output;
 mod ranks;
 
@@ -15,8 +17,12 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let outcome = match arguments.command {
         Command::Generate(arguments) => command::generate::run(&arguments),
+        Command::Chat(arguments) => command::chat::run(&arguments),
+        Command::Bench(arguments) => command::bench::run(&arguments),
         Command::Inspect(arguments) => command::inspect::run(&arguments),
         Command::Doctor(arguments) => command::doctor::run(&arguments),
+        Command::Completions(arguments) => command::shell::completions(&arguments),
+        Command::Man(arguments) => command::shell::man(&arguments),
     };
     match outcome {
         Ok(code) => code,

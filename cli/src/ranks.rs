@@ -11,7 +11,10 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use paceline_comm::{Communicator, GroupOptions, InitMethod, InitOptions, init_distributed};
 use paceline_runtime::Ranks;
 
-use crate::args::{DistributedArguments, ModelArguments};
+use crate::{
+    args::{DistributedArguments, ModelArguments},
+    interrupt,
+};
 
 /// This process's place: it leads, or it serves another.
 pub(crate) enum Place {
@@ -21,13 +24,20 @@ pub(crate) enum Place {
     Server(Box<Communicator>),
 }
 
-/// Finds this process's place, and starts the other ranks if it is to.
-pub(crate) fn place(model: &ModelArguments, arguments: &DistributedArguments) -> Result<Place> {
+/// Finds this process's place, and starts the other ranks if it is to. `command_words` is the
+/// length of the command's name in words.
+pub(crate) fn place(
+    model: &ModelArguments,
+    arguments: &DistributedArguments,
+    command_words: usize,
+) -> Result<Place> {
     let timeout = Duration::from_secs(arguments.timeout.into());
     let tp = model.tp.map(usize::from);
     if let Some(method) = &arguments.init {
         if arguments.own_group {
             end_with_parent()?;
+            // Ctrl-C reaches every process of a terminal; what it means is for rank 0 to say.
+            interrupt::ignore()?;
         }
         if let (Some(tp), Some(world_size)) = (tp, arguments.world_size) {
             ensure!(tp == world_size, "--tp {tp} and --world-size {world_size} contradict");
@@ -42,7 +52,7 @@ pub(crate) fn place(model: &ModelArguments, arguments: &DistributedArguments) ->
     }
     let count = tp.unwrap_or(1);
     if arguments.processes && count > 1 {
-        let mut processes = RankProcesses::start(count)?;
+        let mut processes = RankProcesses::start(count, command_words)?;
         let method = processes.method();
         // In a thread of its own, so that a rank that fails at its start is noticed at once.
         let meeting = thread::spawn(move || join(&method, Some(count), Some(0), timeout, true));
@@ -84,7 +94,7 @@ const END_MAX: Duration = Duration::from_secs(5);
 
 impl RankProcesses {
     /// Starts this program again for each other rank, with the same arguments.
-    fn start(count: usize) -> Result<Self> {
+    fn start(count: usize, command_words: usize) -> Result<Self> {
         let program = std::env::current_exe().context("cannot find this program's own file")?;
         let meeting = meeting_file()?;
         let mut processes = Self { meeting: Some(meeting), children: Vec::new() };
@@ -92,7 +102,7 @@ impl RankProcesses {
             let mut command = Command::new(&program);
             // Right after the command's name: behind the rest they could be taken for a file.
             let mut arguments = std::env::args_os().skip(1);
-            command.args(arguments.next());
+            command.args(arguments.by_ref().take(command_words));
             command.arg("--init").arg(processes.method()).arg("--own-group");
             command.args(["--world-size", &count.to_string(), "--rank", &rank.to_string()]);
             command.args(arguments.filter(|argument| argument != "--processes"));

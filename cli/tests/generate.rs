@@ -196,6 +196,59 @@ fn top_logits_are_the_references() {
     }
 }
 
+/// Penalties as large as these leave no token twice, and none changes nothing.
+#[test]
+fn penalties_keep_tokens_from_coming_again() {
+    let base = ["generate", "--json", "--prompt", "Once upon a time", "--ignore-eos"];
+    let base = [&base[..], &["--max-tokens", "48"]].concat();
+    let plain = json(&base);
+    let penalties: [&[&str]; 2] =
+        [&["--presence-penalty", "100"], &["--frequency-penalty", "100", "--spec", "tree"]];
+    for penalty in penalties {
+        let object = json(&[&base[..], penalty].concat());
+        let tokens = object["token_ids"].as_array().unwrap();
+        let distinct: std::collections::HashSet<u64> =
+            tokens.iter().map(|token| token.as_u64().unwrap()).collect();
+        assert_eq!(distinct.len(), 48, "{penalty:?}: {tokens:?}");
+        assert_ne!(object["token_ids"], plain["token_ids"]);
+    }
+    let repetition = json(&[&base[..], &["--repetition-penalty", "2"]].concat());
+    assert_ne!(repetition["token_ids"], plain["token_ids"]);
+    let none = ["--repetition-penalty", "1", "--presence-penalty", "0"];
+    assert_eq!(json(&[&base[..], &none].concat())["token_ids"], plain["token_ids"]);
+}
+
+/// The demo model's answer to this prompt ends; with a least length it goes on.
+#[test]
+fn stop_tokens_wait_for_the_least_length() {
+    let reference = reference();
+    let prompt = &reference["prompts"][0];
+    let ids = joined(&prompt["ids"]);
+    let base = ["generate", "--json", "--max-tokens", "64", "--token-ids", &ids];
+    let stop = prompt["first_stop"].as_u64().unwrap() as usize;
+    let length = |object: &Value| object["token_ids"].as_array().unwrap().len();
+    assert_eq!(length(&json(&base)), stop + 1);
+    assert!(length(&json(&[&base[..], &["--min-tokens", "40"]].concat())) >= 40);
+}
+
+#[test]
+fn the_most_probable_tokens_have_their_log_probabilities() {
+    let base = ["generate", "--json", "--prompt", "Once upon a time", "--max-tokens", "8"];
+    let object = json(&[&base[..], &["--top-logprobs", "3", "--logprobs"]].concat());
+    let tops = object["top_logprobs"].as_array().unwrap();
+    assert_eq!(tops.len(), 8);
+    for (index, top) in tops.iter().enumerate() {
+        assert_eq!(top.as_array().unwrap().len(), 3);
+        // Greedy: the token itself is the most probable one.
+        assert_eq!(top[0][0], object["token_ids"][index]);
+        assert_eq!(top[0][1], object["logprobs"][index]);
+        let probabilities = top.as_array().unwrap().iter();
+        let probabilities = probabilities.map(|pair| pair[1].as_f64().unwrap().exp());
+        assert!(probabilities.clone().is_sorted_by(|a, b| a >= b));
+        assert!(probabilities.sum::<f64>() <= 1.0 + 1e-6);
+    }
+}
+
 /// The text that streams is the text of the JSON object.
 #[test]
 fn text_streams_to_standard_output() {
@@ -232,7 +285,7 @@ fn mistakes_have_clear_answers() {
     let empty = directory.path().to_str().unwrap();
     let not_text = directory.path().join("prompt");
     std::fs::write(&not_text, [b'a', 0xFF]).unwrap();
-    let cases: [(&[&str], &str); 15] = [
+    let cases: [(&[&str], &str); 17] = [
         (&["--chat", "x", "--prompt", "y"], "--prompt"),
         (&["--prompt", "x", "--spec", "off", "--draft-tokens", "3"], "--draft-tokens"),
         (&["--prompt", "x", "--draft-topk", "3"], "--spec tree"),
@@ -244,6 +297,8 @@ fn mistakes_have_clear_answers() {
         (&["--prompt", "x", "--tp", "3"], "3"),
         (&["--token-ids", "9999"], "4095"),
         (&["--prompt", "x", "--top-p", "2"], "top-p"),
+        (&["--prompt", "x", "--presence-penalty", "-101"], "presence penalty"),
+        (&["--prompt", "x", "--repetition-penalty", "0"], "repetition penalty"),
         (&["--prompt", "x", "--context", "99999"], "2048"),
         (&["--prompt", "x", "--spec", "tree", "--draft-tokens", "900"], "nodes"),
         (&["--prompt", "x", "--init", "nonsense"], "env://"),

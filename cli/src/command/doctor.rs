@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::{
     args::DoctorArguments,
-    output::{print, units},
+    output::{machine, print, units},
 };
 
 /// One fact: what it is about, what was found, and a reason if it cannot be used.
@@ -67,13 +67,8 @@ fn usable(subject: impl Into<String>, found: impl Into<String>) -> Finding {
 }
 
 fn processor() -> Vec<Finding> {
-    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = info
-        .lines()
-        .find_map(|line| line.strip_prefix("model name")?.split_once(':'))
-        .map_or("unknown", |(_, name)| name.trim());
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let mut findings = vec![usable("model", model), usable("cores", cores.to_string())];
+    let (model, cores) = (machine::processor(), machine::cores().to_string());
+    let mut findings = vec![usable("model", model), usable("cores", cores)];
     let detected = Isa::detect();
     for isa in Isa::ALL.into_iter().rev() {
         findings.push(match isa.is_available() {

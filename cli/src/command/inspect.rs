@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::{
     args::InspectArguments,
-    command::generate::sources,
+    launch::sources,
     output::{print, units},
 };
 

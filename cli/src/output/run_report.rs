@@ -12,6 +12,21 @@ fn all_reduces(usage: &[Usage]) -> BTreeMap<&'static str, u64> {
     reduces.map(|usage| (usage.backend, usage.calls)).collect()
 }
 
+/// What came to the counts of `before`.
+pub(crate) fn usage_since(before: &[Usage], now: &[Usage]) -> Vec<Usage> {
+    let same = |a: &Usage, b: &Usage| (a.backend, a.collective) == (b.backend, b.collective);
+    let since = |usage: &Usage| match before.iter().find(|earlier| same(earlier, usage)) {
+        None => *usage,
+        Some(earlier) => Usage {
+            calls: usage.calls - earlier.calls,
+            bytes: usage.bytes - earlier.bytes,
+            seconds: usage.seconds - earlier.seconds,
+            ..*usage
+        },
+    };
+    now.iter().map(since).collect()
+}
+
 /// The summary line.
 pub(crate) fn summary(outcome: &Outcome, usage: &[Usage], ranks: usize) -> String {
     let statistics = &outcome.speculation;
@@ -27,6 +42,9 @@ pub(crate) fn summary(outcome: &Outcome, usage: &[Usage], ranks: usize) -> Strin
     }
     if statistics.drafted() > 0 {
         line += &format!(", {:.2} tokens a round", statistics.mean_acceptance_length());
+    }
+    if outcome.prefix_reused > 0 {
+        line += &format!(", {} prompt tokens from the cache", outcome.prefix_reused);
     }
     let reduces = all_reduces(usage);
     if ranks > 1 {
@@ -52,6 +70,7 @@ pub(crate) fn json(
         "token_ids": outcome.tokens,
         "text": outcome.text,
         "finish_reason": outcome.finish_reason,
+        "prefix_reused": outcome.prefix_reused,
         "timings": {
             "load_seconds": load.as_secs_f64(),
             "prefill_seconds": timings.prefill.as_secs_f64(),
@@ -78,6 +97,9 @@ pub(crate) fn json(
     });
     if request.logprobs {
         object["logprobs"] = tokens.iter().map(|token| token.logprob).collect();
+    }
+    if request.top_logprobs > 0 {
+        object["top_logprobs"] = tokens.iter().map(|token| json!(token.top_logprobs)).collect();
     }
     if request.top_logits > 0 {
         object["top_logits"] = tokens.iter().map(|token| json!(token.logits)).collect();
