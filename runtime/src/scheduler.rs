@@ -38,7 +38,7 @@ use crate::{
 /// What a scheduler may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchedulerLimits {
-    /// Pages of the cache, of [`PAGE_ROWS`](crate::pages::PAGE_ROWS) rows.
+    /// Pages of the cache, of [`PAGE_ROWS`] rows.
     pub pages: usize,
     /// Longest sequence, prompt and answer together, in tokens.
     pub context_max: usize,
