@@ -4,7 +4,7 @@
 //! is supported or what to do next. Start reading at [`ModelError`].
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Everything that can go wrong between a checkpoint directory and its logits.
 #[derive(Debug, thiserror::Error)]
@@ -62,8 +62,10 @@ pub enum ModelError {
     },
 
     /// A configuration key that has no safe default is absent.
-    #[error("configuration key `{key}` is missing; it must be {expected}")]
+    #[error("{file}: configuration key `{key}` is missing; it must be {expected}")]
     ConfigMissing {
+        /// The file.
+        file: String,
         /// The key with the path that leads to it, for example `text_config.hidden_size`.
         key: String,
         /// What belongs there.
@@ -71,8 +73,10 @@ pub enum ModelError {
     },
 
     /// A configuration key has a value that is wrong, unsupported or contradicts another key.
-    #[error("configuration key `{key}` is {found}; supported: {expected}")]
+    #[error("{file}: configuration key `{key}` is {found}; supported: {expected}")]
     ConfigValue {
+        /// The file.
+        file: String,
         /// The key with the path that leads to it.
         key: String,
         /// The value found, as (shortened) JSON.
@@ -106,6 +110,16 @@ pub enum ModelError {
         path: PathBuf,
     },
 
+    /// A token that ends answers has no text in the tokenizer.
+    #[error(
+        "token {id} ends the answers of this model (`eos_token_id`), but the tokenizer has no \
+         such token; use the tokenizer files that belong to the checkpoint"
+    )]
+    SpecialTokenMissing {
+        /// The id.
+        id: u32,
+    },
+
     /// A tokenizer file cannot be used.
     #[error("{what}: {reason}; use the tokenizer files that belong to the checkpoint")]
     TokenizerFile {
@@ -126,8 +140,8 @@ pub enum ModelError {
 
     /// Tokenizer and model do not belong together.
     #[error(
-        "the tokenizer has {tokenizer} ids but the model's vocabulary has {model} rows; \
-         use the tokenizer files that belong to the checkpoint"
+        "the tokenizer has {tokenizer} ids but `vocab_size` of the model's config.json is \
+         {model}; use the tokenizer files that belong to the checkpoint"
     )]
     VocabularyMismatch {
         /// One more than the tokenizer's highest id.
@@ -213,6 +227,20 @@ pub enum ModelError {
         reason: String,
     },
 
+    /// Memory that is not there.
+    #[error(
+        "{what} needs {bytes} bytes of memory, which this machine or a limit (ulimit -v) does \
+         not give; {advice}"
+    )]
+    Memory {
+        /// What it is for.
+        what: String,
+        /// How much.
+        bytes: u64,
+        /// What to do next.
+        advice: &'static str,
+    },
+
     /// The tensors of a checkpoint are not those that its configuration calls for.
     #[error(
         "{name} does not fit its config.json; problems: {count}\n  {}\nuse the configuration \
@@ -272,4 +300,19 @@ pub enum ModelError {
         /// What is wrong.
         reason: String,
     },
+}
+
+impl ModelError {
+    /// The same error with the whole path of a file that it only names.
+    pub(crate) fn in_directory(mut self, directory: &Path) -> Self {
+        let (Self::Json { what: file, .. }
+        | Self::ConfigMissing { file, .. }
+        | Self::ConfigValue { file, .. }
+        | Self::TokenizerFile { what: file, .. }) = &mut self
+        else {
+            return self;
+        };
+        *file = directory.join(&*file).display().to_string();
+        self
+    }
 }

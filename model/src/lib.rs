@@ -7,6 +7,7 @@ pub mod eagle3;
 pub mod error;
 pub mod forward;
 mod layers;
+pub mod memory;
 pub mod pass;
 pub mod shard;
 pub mod stop;

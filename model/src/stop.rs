@@ -13,6 +13,8 @@ use crate::config::section::{Section, parse_object};
 /// `<|im_end|>` of Kimi's vocabulary: turns end with it, though `config.json` says 163585.
 pub const KIMI_TURN_END: u32 = 163_586;
 
+const FILE: &str = "generation_config.json";
+
 /// Stop ids of a model. `generation_config` is the text of `generation_config.json`, if there is
 /// one; its `eos_token_id` is an integer or a list.
 ///
@@ -24,8 +26,9 @@ pub fn stop_ids(
 ) -> Result<Vec<u32>, ModelError> {
     let mut ids = config.eos.clone();
     if let Some(text) = generation_config {
-        let map = parse_object(text, "generation_config.json")?;
-        let named = Section::root(&map).integers("eos_token_id", 0..=config.vocabulary - 1)?;
+        let map = parse_object(text, FILE)?;
+        let section = Section::root(&map, FILE);
+        let named = section.integers("eos_token_id", 0..=config.vocabulary - 1)?;
         let id = |id| u32::try_from(id).expect("ids are below the bounded vocabulary");
         ids.extend(named.into_iter().map(id));
     }
@@ -45,10 +48,10 @@ pub fn stop_ids_from_dir(
     config: &ModelConfig,
     directory: impl AsRef<Path>,
 ) -> Result<Vec<u32>, ModelError> {
-    let path = directory.as_ref().join("generation_config.json");
+    let path = directory.as_ref().join(FILE);
     let text = match path.exists() {
         true => Some(read_text(&path, CONFIG_BYTES_MAX)?),
         false => None,
     };
-    stop_ids(config, text.as_deref())
+    stop_ids(config, text.as_deref()).map_err(|error| error.in_directory(directory.as_ref()))
 }

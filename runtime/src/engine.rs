@@ -9,7 +9,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use paceline_comm::Usage;
 use paceline_model::{
-    ModelError, config::ModelConfig, pass::AttentionForm, stop::stop_ids, tokenizer::Tokenizer,
+    ModelError, config::ModelConfig, pass::AttentionForm, tokenizer::Tokenizer,
 };
 use paceline_spec::{Acceptance, ControllerOptions};
 
@@ -75,8 +75,10 @@ impl Engine {
         if let Some(tokenizer) = &tokenizer {
             tokenizer.check_vocabulary(plan.config.vocabulary)?;
         }
-        let generation = options.model.text("generation_config.json")?;
-        let stop_ids = stop_ids(&plan.config, generation.as_deref())?;
+        let stop_ids = options.model.stop_ids(&plan.config)?;
+        if let Some(tokenizer) = &tokenizer {
+            tokenizer.check_stop_ids(&stop_ids)?;
+        }
         let limits = SchedulerLimits {
             pages: plan.slots / PAGE_ROWS,
             context_max: plan.context_max,

@@ -53,14 +53,9 @@ impl Plan {
     /// Reads configurations and opens the checkpoint.
     pub(crate) fn new(options: &EngineOptions) -> Result<Self> {
         check(options)?;
-        let config = ModelConfig::from_json(&options.model.config()?)?;
-        let draft = match &options.draft {
-            Some(source) => {
-                let text = source.config().map_err(RuntimeError::Draft)?;
-                Some(DraftConfig::from_json(&text).map_err(RuntimeError::Draft)?)
-            }
-            None => None,
-        };
+        let config = options.model.model_config()?;
+        let draft = options.draft.as_ref().map(|source| source.draft_config()).transpose();
+        let draft = draft.map_err(RuntimeError::Draft)?;
         let capture_points = match &draft {
             Some(draft) => {
                 draft.capture_points(config.layers, options.capture_points.as_deref())?.to_vec()

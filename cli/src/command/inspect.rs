@@ -7,7 +7,6 @@ use comfy_table::Table;
 use paceline_model::{
     ModelError,
     config::ModelConfig,
-    eagle3::config::DraftConfig,
     weights::{DraftWeights, Report, Source},
 };
 use serde_json::{Value, json};
@@ -23,7 +22,7 @@ pub(crate) fn run(arguments: &InspectArguments) -> Result<ExitCode> {
     let (model, draft) = sources(&arguments.model);
     let ranks = arguments.model.tp.map_or(1, usize::from);
     let expert_parallel = arguments.model.expert_parallel;
-    let config = model.config().and_then(|text| ModelConfig::from_json(&text)).ok();
+    let config = model.model_config().ok();
     let report = Report::of_source(&model, ranks, expert_parallel);
     let mut problems = report.problems.clone();
     let texts = inspect_texts(&model, config.as_ref());
@@ -52,12 +51,12 @@ struct Texts {
 fn inspect_texts(source: &Source, config: Option<&ModelConfig>) -> Texts {
     let mut texts = Texts { prompts: "unknown", problems: Vec::new() };
     let Some(config) = config else { return texts };
-    let stops = source
-        .text("generation_config.json")
-        .and_then(|generation| paceline_model::stop::stop_ids(config, generation.as_deref()));
+    let stops = source.stop_ids(config);
+    let stop_ids = stops.as_deref().unwrap_or_default().to_vec();
     texts.problems.extend(stops.err().map(|error| error.to_string()));
     let tokenizer = source.tokenizer().and_then(|tokenizer| {
         tokenizer.check_vocabulary(config.vocabulary)?;
+        tokenizer.check_stop_ids(&stop_ids)?;
         Ok(tokenizer)
     });
     match tokenizer {
@@ -80,8 +79,7 @@ fn inspect_draft(
     points: Option<&[usize]>,
 ) -> (Value, Vec<String>) {
     let mut problems = Vec::new();
-    let config = source.config().and_then(|text| DraftConfig::from_json(&text));
-    let config = match config {
+    let config = match source.draft_config() {
         Ok(config) => config,
         Err(error) => return (json!({"name": source.name()}), vec![error.to_string()]),
     };

@@ -1,7 +1,10 @@
 //! The Jinja environment of chat templates, as the usual Python library sets it up.
 //!
 //! Invariant: a template can neither run without end nor panic: every instruction and every byte it
-//! makes costs fuel, and what it may call is listed here.
+//! makes costs fuel, what it may call is listed here, and what escapes that stays in its
+//! [`sandbox`].
+
+use std::sync::Arc;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
@@ -9,34 +12,39 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value}
 use minijinja_contrib::pycompat;
 
 use super::list::{LIST_FUNCTION, changeable_list, changes_lists, from_json, with_list_calls};
-use super::{clock, python};
+use super::{clock, python, sandbox};
 use crate::ModelError;
 
-/// About one per instruction and one per 64 bytes: hundreds of times what a long conversation
-/// needs, and a second or two of work.
-const FUEL: u64 = 10_000_000;
-/// No real template comes near this size.
-const SOURCE_BYTES_MAX: usize = 4 << 20;
-const NAME: &str = "chat template";
+/// About one per instruction and one per 64 bytes: many times what a long conversation needs, and
+/// less than a second of work.
+const FUEL: u64 = 3_000_000;
+/// Many times the size of any real template.
+const SOURCE_BYTES_MAX: usize = 1 << 20;
 
 /// One compiled template.
 pub(super) struct Engine {
-    environment: Environment<'static>,
+    name: String,
+    environment: Arc<Environment<'static>>,
     changes_lists: bool,
 }
 
 impl Engine {
-    /// Compiles a template.
-    pub(super) fn compile(source: &str) -> Result<Self, ModelError> {
+    /// Compiles a template; messages call it `name`.
+    pub(super) fn compile(name: &str, source: &str) -> Result<Self, ModelError> {
         if source.len() > SOURCE_BYTES_MAX {
-            let reason = format!("it has {} bytes, more than {SOURCE_BYTES_MAX}", source.len());
+            let reason = format!("{name} has {} bytes, more than {SOURCE_BYTES_MAX}", source.len());
             return Err(ModelError::Template { reason });
         }
+        let (owned_name, source) = (name.to_owned(), source.to_owned());
+        sandbox::run(name, move || Self::compile_here(owned_name, &source))?
+    }
+
+    fn compile_here(name: String, source: &str) -> Result<Self, ModelError> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(model_error)?);
         environment.set_auto_escape_callback(|_| AutoEscape::None);
-        environment.set_unknown_method_callback(pycompat::unknown_method_callback);
+        environment.set_unknown_method_callback(method);
         environment.set_formatter(print);
         environment.set_fuel(Some(FUEL));
         environment.add_filter("tojson", python::tojson);
@@ -45,8 +53,8 @@ impl Engine {
         environment.add_function(LIST_FUNCTION, |value: &Value| changeable_list(value));
         let changes_lists = changes_lists(source);
         let source = if changes_lists { with_list_calls(source) } else { source.to_owned() };
-        environment.add_template_owned(NAME, source).map_err(model_error)?;
-        Ok(Self { environment, changes_lists })
+        environment.add_template_owned(name.clone(), source).map_err(model_error)?;
+        Ok(Self { name, environment: Arc::new(environment), changes_lists })
     }
 
     /// Renders with these variables.
@@ -57,8 +65,11 @@ impl Engine {
         let variable = |value| from_json(value, self.changes_lists);
         let variables = variables.iter().map(|(name, value)| (name.as_str(), variable(value)));
         let context = Value::from_pairs(variables);
-        let template = self.environment.get_template(NAME).map_err(model_error)?;
-        template.render(context).map_err(model_error)
+        let (name, environment) = (self.name.clone(), Arc::clone(&self.environment));
+        sandbox::run(&self.name, move || {
+            let template = environment.get_template(&name).map_err(model_error)?;
+            template.render(context).map_err(model_error)
+        })?
     }
 }
 
@@ -72,6 +83,19 @@ fn raise_exception(reason: String) -> Result<Value, Error> {
     Err(error.with_source(Raised(reason)))
 }
 
+/// Python's methods. Those of lists go over all items.
+fn method(
+    state: &mut State<'_, '_>,
+    value: &Value,
+    name: &str,
+    arguments: &[Value],
+) -> Result<Value, Error> {
+    if value.kind() == ValueKind::Seq {
+        state.consume_fuel(value.len().unwrap_or(0) as u64)?;
+    }
+    pycompat::unknown_method_callback(state, value, name, arguments)
+}
+
 fn strftime_now(format: &str) -> Result<String, Error> {
     clock::strftime(format, clock::now_seconds())
         .map_err(|reason| Error::new(ErrorKind::InvalidOperation, reason))
@@ -81,7 +105,7 @@ fn strftime_now(format: &str) -> Result<String, Error> {
 fn print(output: &mut Output, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
     match value.kind() {
         ValueKind::Seq | ValueKind::Map => {
-            let text = python::repr(value)?;
+            let text = python::repr(value, Some(state))?;
             state.consume_fuel(text.len() as u64 / 64)?;
             output.write_str(&text).map_err(|_| Error::from(ErrorKind::WriteFailure))
         }

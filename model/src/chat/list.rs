@@ -2,7 +2,8 @@
 //!
 //! The template engine's lists are values, so `{% set _ = names.append(x) %}` would be lost. For a
 //! source that uses such methods, list literals are wrapped in a call that makes a changeable list.
-//! Invariant: a list never contains itself, since what is put in is copied.
+//! Invariant: a list never contains itself, since what is put in is copied; and whatever moves many
+//! items costs fuel for them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,34 +13,58 @@ use minijinja::{Error, ErrorKind, State, Value};
 /// Name of the function around list literals; no template can have chosen it by accident.
 pub(super) const LIST_FUNCTION: &str = "__changeable_list";
 const TAGS: [&str; 3] = ["{%", "{{", "{#"];
+/// Items that are moved in memory in the time of an instruction.
+const MOVES_PER_FUEL: usize = 64;
 const METHODS: [&str; 4] = [".append(", ".extend(", ".insert(", ".pop("];
 
 /// A list with Python's methods that change it.
 #[derive(Debug)]
 struct List {
-    items: Mutex<Vec<Value>>,
+    /// Shared with the loops over this list, which go on over what it was when they began.
+    items: Mutex<Arc<Vec<Value>>>,
 }
 
 impl List {
-    fn items(&self) -> MutexGuard<'_, Vec<Value>> {
+    fn of(items: Vec<Value>) -> Value {
+        Value::from_object(Self { items: Mutex::new(Arc::new(items)) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Arc<Vec<Value>>> {
         // A panic elsewhere leaves whole values behind.
         self.items.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pop(&self, index: i64) -> Result<Value, Error> {
-        let mut items = self.items();
-        let at = usize::try_from(if index < 0 { index + items.len() as i64 } else { index });
-        match at.ok().filter(|&at| at < items.len()) {
-            Some(at) => Ok(items.remove(at)),
+    /// Changes the items. Pays for copying them if a loop still holds them, and for moving `moved`
+    /// of them.
+    fn change<T>(
+        &self,
+        state: &State<'_, '_>,
+        moved: impl Fn(usize) -> usize,
+        change: impl FnOnce(&mut Vec<Value>) -> T,
+    ) -> Result<T, Error> {
+        let mut items = self.lock();
+        if Arc::strong_count(&items) > 1 {
+            state.consume_fuel(items.len() as u64)?;
+        }
+        state.consume_fuel((moved(items.len()) / MOVES_PER_FUEL) as u64)?;
+        Ok(change(Arc::make_mut(&mut items)))
+    }
+
+    fn pop(&self, state: &State<'_, '_>, index: i64) -> Result<Value, Error> {
+        let length = self.lock().len();
+        let at = if index < 0 { index.saturating_add_unsigned(length as u64) } else { index };
+        match usize::try_from(at).ok().filter(|&at| at < length) {
+            Some(at) => self.change(state, |length| length - at, |items| items.remove(at)),
             None => Err(Error::new(ErrorKind::InvalidOperation, "pop index out of range")),
         }
     }
 
-    fn insert(&self, index: i64, value: Value) {
-        let mut items = self.items();
-        let at = if index < 0 { (index + items.len() as i64).max(0) } else { index };
-        let at = usize::try_from(at).unwrap_or(usize::MAX).min(items.len());
-        items.insert(at, value);
+    fn insert(&self, state: &State<'_, '_>, index: i64, value: Value) -> Result<(), Error> {
+        let length = self.lock().len();
+        let at =
+            if index < 0 { index.saturating_add_unsigned(length as u64).max(0) } else { index };
+        let at = usize::try_from(at).unwrap_or(usize::MAX).min(length);
+        self.change(state, |length| length - at, |items| items.insert(at, value))
     }
 }
 
@@ -49,15 +74,17 @@ impl Object for List {
     }
 
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        self.items().get(key.as_usize()?).cloned()
+        self.lock().get(key.as_usize()?).cloned()
     }
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Values(self.items().clone())
+        let items = Arc::clone(&self.lock());
+        // With its length: the engine prints what has none as an iterator.
+        Enumerator::Iter(Box::new((0..items.len()).map(move |index| items[index].clone())))
     }
 
     fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
-        Some(self.items().len())
+        Some(self.lock().len())
     }
 
     fn call_method(
@@ -70,22 +97,23 @@ impl Object for List {
             "append" => {
                 let (value,): (&Value,) = from_args(args)?;
                 let value = copy(state, value, 0)?;
-                self.items().push(value);
+                self.change(state, |_| 0, |items| items.push(value))?;
             }
             "extend" => {
                 let (values,): (&Value,) = from_args(args)?;
                 let values: Result<Vec<Value>, Error> =
                     values.try_iter()?.map(|value| copy(state, &value, 0)).collect();
-                self.items().extend(values?);
+                let values = values?;
+                self.change(state, |_| 0, |items| items.extend(values))?;
             }
             "insert" => {
                 let (index, value): (i64, &Value) = from_args(args)?;
                 let value = copy(state, value, 0)?;
-                self.insert(index, value);
+                self.insert(state, index, value)?;
             }
             "pop" => {
                 let (index,): (Option<i64>,) = from_args(args)?;
-                return self.pop(index.unwrap_or(-1));
+                return self.pop(state, index.unwrap_or(-1));
             }
             _ => return Err(Error::from(ErrorKind::UnknownMethod)),
         }
@@ -95,8 +123,7 @@ impl Object for List {
 
 /// A changeable list of a value's items.
 pub(super) fn changeable_list(value: &Value) -> Result<Value, Error> {
-    let items = value.try_iter()?.collect();
-    Ok(Value::from_object(List { items: Mutex::new(items) }))
+    Ok(List::of(value.try_iter()?.collect()))
 }
 
 /// A JSON value as a template's value; with `changeable`, every list in it can be changed.
@@ -113,7 +140,7 @@ pub(super) fn from_json(value: &serde_json::Value, changeable: bool) -> Value {
         serde_json::Value::Array(items) => {
             let items: Vec<Value> = items.iter().map(|item| from_json(item, changeable)).collect();
             match changeable {
-                true => Value::from_object(List { items: Mutex::new(items) }),
+                true => List::of(items),
                 false => Value::from(items),
             }
         }
@@ -133,7 +160,7 @@ pub(super) fn changes_lists(source: &str) -> bool {
 pub(super) fn with_list_calls(source: &str) -> String {
     let mut rewritten = String::with_capacity(source.len() + 64);
     let mut rest = source;
-    while let Some(begin) = TAGS.iter().filter_map(|tag| rest.find(tag)).min() {
+    while let Some(begin) = tag_begin(rest) {
         let (text, tag) = rest.split_at(begin);
         rewritten.push_str(text);
         let is_comment = tag.starts_with("{#");
@@ -157,6 +184,13 @@ pub(super) fn with_list_calls(source: &str) -> String {
     }
     rewritten.push_str(rest);
     rewritten
+}
+
+/// Where the next tag begins. One search for all kinds: a kind that does not occur again would be
+/// searched to the end of the text before every tag.
+fn tag_begin(text: &str) -> Option<usize> {
+    let tag = |pair: &[u8]| TAGS.iter().any(|tag| tag.as_bytes() == pair);
+    text.as_bytes().windows(2).position(tag)
 }
 
 /// A copied value takes about as long as so many instructions.

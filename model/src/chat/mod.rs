@@ -12,6 +12,7 @@ mod kimi;
 pub mod kimi_output;
 mod list;
 mod python;
+mod sandbox;
 mod template;
 mod typescript;
 

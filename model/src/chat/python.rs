@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use minijinja::value::{Kwargs, Rest, ValueKind};
-use minijinja::{Error, ErrorKind, Value};
+use minijinja::{Error, ErrorKind, State, Value};
 
 use super::list::from_json;
 
@@ -32,6 +32,7 @@ impl Default for JsonStyle {
 /// The filter `tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`: no HTML
 /// escapes, insertion order kept.
 pub(super) fn tojson(
+    state: &State<'_, '_>,
     value: &Value,
     positional: Rest<Value>,
     named: Kwargs,
@@ -63,30 +64,35 @@ pub(super) fn tojson(
         (style.item_separator, style.key_separator) = (item, key);
     }
     named.assert_all_used()?;
-    json_dumps(value, &style)
+    json_dumps(value, &style, Work(Some(state)))
 }
 
 /// `json.dumps` of a template's value.
-pub(super) fn json_dumps(value: &Value, style: &JsonStyle) -> Result<String, Error> {
+fn json_dumps(value: &Value, style: &JsonStyle, work: Work<'_, '_, '_>) -> Result<String, Error> {
     let mut text = String::new();
-    write_json(&mut text, value, style, 0)?;
+    write_json(&mut text, value, style, 0, work)?;
     Ok(text)
 }
 
 /// `json.dumps` of a JSON value.
 pub(super) fn json_text(value: &serde_json::Value, style: &JsonStyle) -> Result<String, Error> {
-    json_dumps(&from_json(value, false), style)
+    json_dumps(&from_json(value, false), style, Work(None))
 }
 
-/// `repr`, as `{{ value }}` prints lists and dictionaries.
-pub(super) fn repr(value: &Value) -> Result<String, Error> {
+/// `repr`, as `{{ value }}` prints lists and dictionaries. Inside a template it costs fuel.
+pub(super) fn repr(value: &Value, state: Option<&State<'_, '_>>) -> Result<String, Error> {
     let mut text = String::new();
-    write_repr(&mut text, value, 0)?;
+    write_repr(&mut text, value, 0, Work(state))?;
     Ok(text)
 }
 
-fn write_repr(text: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
-    check_size(depth, text.len())?;
+fn write_repr(
+    text: &mut String,
+    value: &Value,
+    depth: usize,
+    work: Work<'_, '_, '_>,
+) -> Result<(), Error> {
+    work.check(depth, text.len())?;
     match value.kind() {
         ValueKind::String => text.push_str(&repr_text(value.as_str().unwrap_or_default())),
         ValueKind::Number => text.push_str(&number(value)?),
@@ -94,7 +100,7 @@ fn write_repr(text: &mut String, value: &Value, depth: usize) -> Result<(), Erro
             text.push('[');
             for (index, item) in value.try_iter()?.enumerate() {
                 text.push_str(if index == 0 { "" } else { ", " });
-                write_repr(text, &item, depth + 1)?;
+                write_repr(text, &item, depth + 1, work)?;
             }
             text.push(']');
         }
@@ -102,9 +108,9 @@ fn write_repr(text: &mut String, value: &Value, depth: usize) -> Result<(), Erro
             text.push('{');
             for (index, key) in value.try_iter()?.enumerate() {
                 text.push_str(if index == 0 { "" } else { ", " });
-                write_repr(text, &key, depth + 1)?;
+                write_repr(text, &key, depth + 1, work)?;
                 text.push_str(": ");
-                write_repr(text, &value.get_item(&key)?, depth + 1)?;
+                write_repr(text, &value.get_item(&key)?, depth + 1, work)?;
             }
             text.push('}');
         }
@@ -116,9 +122,9 @@ fn write_repr(text: &mut String, value: &Value, depth: usize) -> Result<(), Erro
 fn indent_of(indent: &Value) -> Result<String, Error> {
     const WIDTH_MAX: usize = 64;
     match (indent.as_str(), indent.as_usize()) {
-        (Some(text), _) => Ok(text.to_owned()),
+        (Some(text), _) if text.len() <= WIDTH_MAX => Ok(text.to_owned()),
         (None, Some(width)) if width <= WIDTH_MAX => Ok(" ".repeat(width)),
-        _ => Err(invalid(format!("indent must be a string or at most {WIDTH_MAX}"))),
+        _ => Err(invalid(format!("indent must be at most {WIDTH_MAX} wide"))),
     }
 }
 
@@ -127,8 +133,9 @@ fn write_json(
     value: &Value,
     style: &JsonStyle,
     depth: usize,
+    work: Work<'_, '_, '_>,
 ) -> Result<(), Error> {
-    check_size(depth, text.len())?;
+    work.check(depth, text.len())?;
     match value.kind() {
         ValueKind::None => text.push_str("null"),
         ValueKind::Bool => text.push_str(if value.is_true() { "true" } else { "false" }),
@@ -139,7 +146,7 @@ fn write_json(
         ValueKind::Seq | ValueKind::Iterable => {
             let items: Vec<Value> = value.try_iter()?.collect();
             write_items(text, ('[', ']'), &items, style, depth, |text, item| {
-                write_json(text, item, style, depth + 1)
+                write_json(text, item, style, depth + 1, work)
             })?;
         }
         ValueKind::Map => {
@@ -153,7 +160,7 @@ fn write_json(
             write_items(text, ('{', '}'), &items, style, depth, |text, (key, item)| {
                 write_json_text(text, key, style.ensure_ascii);
                 text.push_str(&style.key_separator);
-                write_json(text, item, style, depth + 1)
+                write_json(text, item, style, depth + 1, work)
             })?;
         }
         kind => return Err(invalid(format!("a value of kind {kind} is not JSON"))),
@@ -269,18 +276,28 @@ fn repr_text(content: &str) -> String {
     text
 }
 
-/// Shared lists can be far larger than the work that made them, so both limits are needed.
-fn check_size(depth: usize, bytes: usize) -> Result<(), Error> {
-    const DEPTH_MAX: usize = 200;
-    const BYTES_MAX: usize = 16 << 20;
-    if depth > DEPTH_MAX {
-        return Err(invalid(format!("a value is nested more than {DEPTH_MAX} deep")));
+/// The template that a value is written for and that pays for it, if there is one.
+#[derive(Clone, Copy)]
+struct Work<'a, 'b, 'c>(Option<&'a State<'b, 'c>>);
+
+impl Work<'_, '_, '_> {
+    /// Called for each value within a value. Shared lists can be far larger than the work that
+    /// made them, so depth, size and work all have a limit.
+    fn check(self, depth: usize, bytes: usize) -> Result<(), Error> {
+        const DEPTH_MAX: usize = 200;
+        const BYTES_MAX: usize = 16 << 20;
+        if depth > DEPTH_MAX {
+            return Err(invalid(format!("a value is nested more than {DEPTH_MAX} deep")));
+        }
+        if bytes > BYTES_MAX {
+            return Err(invalid(format!("a value has more than {BYTES_MAX} bytes as text")));
+        }
+        self.0.map_or(Ok(()), |state| state.consume_fuel(VALUE_FUEL))
     }
-    if bytes > BYTES_MAX {
-        return Err(invalid(format!("a value has more than {BYTES_MAX} bytes as text")));
-    }
-    Ok(())
 }
+
+/// Writing a value takes about as long as so many instructions.
+const VALUE_FUEL: u64 = 2;
 
 fn invalid(reason: String) -> Error {
     Error::new(ErrorKind::InvalidOperation, reason)
@@ -334,6 +351,6 @@ mod tests {
     fn prints_containers_as_python_does() {
         let value = from_json(&json!({"a": ["it's", "\"'", 1.0, null, true], "é": "\n"}), false);
         let expected = r#"{'a': ["it's", '"\'', 1.0, None, True], 'é': '\n'}"#;
-        assert_eq!(repr(&value).unwrap(), expected);
+        assert_eq!(repr(&value, None).unwrap(), expected);
     }
 }

@@ -46,7 +46,7 @@ impl ChatTemplate {
         let tokens = [("bos_token", bos), ("eos_token", eos)];
         let named = tokens.into_iter().filter_map(|(name, token)| Some((name, token?)));
         let specials = named.map(|(name, token)| (name.to_owned(), json!(token))).collect();
-        Self::jinja(source, None, specials)
+        Self::jinja("chat template", source, None, specials)
     }
 
     /// Takes the template of a checkpoint directory: `chat_template.jinja`, else `chat_template` in
@@ -61,8 +61,8 @@ impl ChatTemplate {
             let path = directory.join(name);
             path.exists().then(|| read_text(&path, CONFIG_BYTES_MAX)).transpose()
         };
-        let (template, config) = (text("chat_template.jinja")?, text("tokenizer_config.json")?);
-        Self::from_texts(template.as_deref(), config.as_deref())?
+        let (template, config) = (text(TEMPLATE)?, text(CONFIG)?);
+        Self::read(directory, template.as_deref(), config.as_deref())?
             .ok_or_else(|| ModelError::TemplateMissing { path: directory.to_owned() })
     }
 
@@ -75,16 +75,7 @@ impl ChatTemplate {
         template: Option<&str>,
         tokenizer_config: Option<&str>,
     ) -> Result<Option<Self>, ModelError> {
-        let config = match tokenizer_config {
-            Some(text) => parse_object(text, "tokenizer_config.json")?,
-            None => Map::new(),
-        };
-        let specials = read_specials(&config);
-        if let Some(template) = template {
-            return Self::jinja(template, None, specials).map(Some);
-        }
-        let Some((general, with_tools)) = read_templates(&config)? else { return Ok(None) };
-        Self::jinja(&general, with_tools.as_deref(), specials).map(Some)
+        Self::read(Path::new(""), template, tokenizer_config)
     }
 
     /// The built-in form of a Kimi model.
@@ -138,14 +129,37 @@ impl ChatTemplate {
         }
     }
 
+    /// As [`ChatTemplate::from_texts`], for files that lie in `directory`.
+    fn read(
+        directory: &Path,
+        template: Option<&str>,
+        tokenizer_config: Option<&str>,
+    ) -> Result<Option<Self>, ModelError> {
+        let name = |file: &str| directory.join(file).display().to_string();
+        let config = match tokenizer_config {
+            Some(text) => parse_object(text, &name(CONFIG))?,
+            None => Map::new(),
+        };
+        let specials = read_specials(&config);
+        if let Some(template) = template {
+            return Self::jinja(&name(TEMPLATE), template, None, specials).map(Some);
+        }
+        let config_name = name(CONFIG);
+        let templates = read_templates(&Section::root(&config, &config_name))?;
+        let Some((general, with_tools)) = templates else { return Ok(None) };
+        Self::jinja(&config_name, &general, with_tools.as_deref(), specials).map(Some)
+    }
+
+    /// `name` is that of the file, for messages.
     fn jinja(
+        name: &str,
         general: &str,
         with_tools: Option<&str>,
         specials: Map<String, Value>,
     ) -> Result<Self, ModelError> {
         let wants_typescript = general.contains("tools_ts_str");
-        let general = Engine::compile(general)?;
-        let with_tools = with_tools.map(Engine::compile).transpose()?;
+        let general = Engine::compile(name, general)?;
+        let with_tools = with_tools.map(|template| Engine::compile(name, template)).transpose()?;
         let jinja = Jinja { general, with_tools, wants_typescript, specials };
         Ok(Self { kind: Kind::Jinja(Box::new(jinja)) })
     }
@@ -175,11 +189,11 @@ impl Jinja {
     }
 }
 
+const TEMPLATE: &str = "chat_template.jinja";
+const CONFIG: &str = "tokenizer_config.json";
+
 /// The general template and the one for tools, if the file has templates.
-fn read_templates(
-    config: &Map<String, Value>,
-) -> Result<Option<(String, Option<String>)>, ModelError> {
-    let section = Section::root(config);
+fn read_templates(section: &Section<'_>) -> Result<Option<(String, Option<String>)>, ModelError> {
     let templates = match section.value("chat_template") {
         None => return Ok(None),
         Some(Value::String(source)) => return Ok(Some((source.clone(), None))),

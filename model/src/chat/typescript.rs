@@ -199,7 +199,7 @@ fn literal(value: &Value) -> Result<String, ModelError> {
 
 /// The declarations are made by Python, so numbers and constants look like Python's.
 fn python_text(value: &Value) -> Result<String, ModelError> {
-    repr(&from_json(value, false)).map_err(engine_failed)
+    repr(&from_json(value, false), None).map_err(engine_failed)
 }
 
 fn engine_failed(error: minijinja::Error) -> ModelError {

@@ -22,6 +22,11 @@ pub(crate) fn read_bytes(path: &Path, bytes_max: u64) -> Result<Vec<u8>, ModelEr
     Ok(contents)
 }
 
+/// The directory of a file.
+pub(crate) fn directory(path: &Path) -> &Path {
+    path.parent().unwrap_or(path)
+}
+
 /// Size of a regular file; anything else could block or never end.
 pub(crate) fn regular_file_bytes(path: &Path) -> std::io::Result<u64> {
     let metadata = fs::metadata(path)?;

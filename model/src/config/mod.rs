@@ -98,8 +98,8 @@ impl ModelConfig {
     /// [`ModelError::Json`] for what is not a JSON object, [`ModelError::ConfigMissing`] and
     /// [`ModelError::ConfigValue`] for everything else.
     pub fn from_json(text: &str) -> Result<Self, ModelError> {
-        let map = section::parse_object(text, "config.json")?;
-        let outer = Section::root(&map);
+        let map = section::parse_object(text, FILE)?;
+        let outer = Section::root(&map, FILE);
         let family = Family::read(&outer)?;
         if family != Family::KimiK25 {
             return Self::read(&outer, family);
@@ -130,7 +130,9 @@ impl ModelConfig {
     /// # Errors
     /// As [`ModelConfig::from_json`], and [`ModelError::Read`].
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, ModelError> {
-        Self::from_json(&file::read_text(path.as_ref(), file::CONFIG_BYTES_MAX)?)
+        let path = path.as_ref();
+        let text = file::read_text(path, file::CONFIG_BYTES_MAX)?;
+        Self::from_json(&text).map_err(|error| error.in_directory(file::directory(path)))
     }
 
     /// Whether a layer's MLP is a mixture of experts.
@@ -287,6 +289,8 @@ fn read_interleaved(section: &Section<'_>, family: Family) -> Result<bool, Model
     }
     Ok(interleaved)
 }
+
+pub(crate) const FILE: &str = "config.json";
 
 const ARCHITECTURES: &[&str] = &[
     "DeepseekV2ForCausalLM",

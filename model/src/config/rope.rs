@@ -152,6 +152,7 @@ impl Yarn {
         match unread.into_iter().next() {
             None => Ok(yarn),
             Some(key) => Err(ModelError::ConfigValue {
+                file: section.file().to_owned(),
                 key,
                 found: "a rotary parameter that is not known".to_owned(),
                 expected: "rope_type, rope_theta and the YaRN parameters".to_owned(),

@@ -1,6 +1,6 @@
 //! A JSON object that is read key by key, with checked types and ranges.
 //!
-//! Invariant: every error names the full path of the key, the value found and what is supported.
+//! Invariant: every error names the file, the full path of the key, the value found and what is supported.
 //! A section remembers which keys were read, so that the rest can be reported.
 
 use std::cell::RefCell;
@@ -23,15 +23,16 @@ pub(crate) fn parse_object(text: &str, what: &str) -> Result<Map<String, Value>,
 /// One JSON object of a configuration. Absent and `null` are the same unless a method says
 /// otherwise, as they are in the Python configurations.
 pub(crate) struct Section<'a> {
+    file: &'a str,
     path: String,
     map: &'a Map<String, Value>,
     read: RefCell<BTreeSet<&'a str>>,
 }
 
 impl<'a> Section<'a> {
-    /// The outermost object.
-    pub(crate) fn root(map: &'a Map<String, Value>) -> Self {
-        Self { path: String::new(), map, read: RefCell::default() }
+    /// The outermost object of a file.
+    pub(crate) fn root(map: &'a Map<String, Value>, file: &'a str) -> Self {
+        Self { file, path: String::new(), map, read: RefCell::default() }
     }
 
     /// The value of a key; `None` if absent or null.
@@ -51,7 +52,8 @@ impl<'a> Section<'a> {
         match self.value(key) {
             None => Ok(None),
             Some(Value::Object(map)) => {
-                Ok(Some(Section { path: self.full(key), map, read: RefCell::default() }))
+                let (file, path) = (self.file, self.full(key));
+                Ok(Some(Section { file, path, map, read: RefCell::default() }))
             }
             Some(_) => Err(self.invalid(key, "an object or null")),
         }
@@ -146,12 +148,14 @@ impl<'a> Section<'a> {
     /// The error of a key with a wrong value.
     pub(crate) fn invalid(&self, key: &str, expected: impl Into<String>) -> ModelError {
         let found = self.map.get(key).map_or_else(|| "absent".to_owned(), shorten);
-        ModelError::ConfigValue { key: self.full(key), found, expected: expected.into() }
+        let (file, key) = (self.file.to_owned(), self.full(key));
+        ModelError::ConfigValue { file, key, found, expected: expected.into() }
     }
 
     /// The error of a key that must be given.
     pub(crate) fn missing(&self, key: &str, expected: impl Into<String>) -> ModelError {
-        ModelError::ConfigMissing { key: self.full(key), expected: expected.into() }
+        let (file, key) = (self.file.to_owned(), self.full(key));
+        ModelError::ConfigMissing { file, key, expected: expected.into() }
     }
 
     /// The keys that nobody has read, with their path, in the order of the file.
@@ -163,6 +167,11 @@ impl<'a> Section<'a> {
                 && !key.starts_with('_')
         });
         rest.map(|key| self.full(key)).collect()
+    }
+
+    /// The file that this is a part of.
+    pub(crate) fn file(&self) -> &'a str {
+        self.file
     }
 
     /// The path of a key from the outermost object.

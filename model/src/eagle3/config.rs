@@ -9,10 +9,10 @@ use std::path::Path;
 use serde_json::json;
 
 use crate::ModelError;
-use crate::config::file::{CONFIG_BYTES_MAX, read_text};
+use crate::config::file::{CONFIG_BYTES_MAX, directory, read_text};
 use crate::config::section::{Section, parse_object};
 use crate::config::{
-    BOOKKEEPING, EPSILON, HIDDEN_MAX, MlaSizes, ModelConfig, POSITIONS_MAX, RopeConfig,
+    BOOKKEEPING, EPSILON, FILE, HIDDEN_MAX, MlaSizes, ModelConfig, POSITIONS_MAX, RopeConfig,
     VOCABULARY_MAX, WIDTH_MAX,
 };
 
@@ -89,8 +89,8 @@ impl DraftConfig {
     /// [`ModelError::Json`] for what is not a JSON object, [`ModelError::ConfigMissing`] and
     /// [`ModelError::ConfigValue`] for everything else.
     pub fn from_json(text: &str) -> Result<Self, ModelError> {
-        let map = parse_object(text, "config.json of the draft")?;
-        Self::read(&Section::root(&map))
+        let map = parse_object(text, FILE)?;
+        Self::read(&Section::root(&map, FILE))
     }
 
     /// Reads a draft's `config.json`.
@@ -98,7 +98,9 @@ impl DraftConfig {
     /// # Errors
     /// As [`DraftConfig::from_json`], and [`ModelError::Read`].
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, ModelError> {
-        Self::from_json(&read_text(path.as_ref(), CONFIG_BYTES_MAX)?)
+        let path = path.as_ref();
+        let text = read_text(path, CONFIG_BYTES_MAX)?;
+        Self::from_json(&text).map_err(|error| error.in_directory(directory(path)))
     }
 
     /// Residual streams of the target that feed this draft, ascending: k is the stream that
@@ -160,6 +162,7 @@ impl DraftConfig {
         ] {
             if found != expected {
                 return Err(ModelError::ConfigValue {
+                    file: "config.json of the draft".to_owned(),
                     key: key.to_owned(),
                     found: format!("{found} in the draft"),
                     expected: format!("{expected} as in the target; use a draft made for it"),

@@ -10,6 +10,7 @@ use tokenizers::{
     DecoderWrapper, Model, ModelWrapper, Normalizer, PreTokenizedString, PreTokenizer,
 };
 
+use super::outline;
 use super::table::{Entry, TokenTable};
 use crate::ModelError;
 
@@ -21,6 +22,8 @@ pub(super) struct HuggingFaceTokenizer {
 impl HuggingFaceTokenizer {
     /// Reads the file.
     pub(super) fn read(json: &[u8]) -> Result<(Self, TokenTable), ModelError> {
+        let file = serde_json::from_slice(json).map_err(|error| failed(error.to_string()))?;
+        outline::check(&file).map_err(failed)?;
         let mut tokenizer =
             tokenizers::Tokenizer::from_bytes(json).map_err(|error| failed(error.to_string()))?;
         // Both belong to training batches.

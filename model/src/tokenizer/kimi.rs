@@ -44,6 +44,7 @@ const RANKS_MAX: usize = 1 << 23;
 const PART_CHARACTERS_MAX: usize = 400_000;
 const RUN_CHARACTERS_MAX: usize = 25_000;
 const MODEL: &str = "tiktoken.model";
+const CONFIG: &str = "tokenizer_config.json";
 
 /// Encoder of a `tiktoken.model`.
 pub(super) struct KimiTokenizer {
@@ -150,8 +151,8 @@ struct Special {
 }
 
 fn read_specials(tokenizer_config: &str, first: u32) -> Result<Vec<Special>, ModelError> {
-    let map = parse_object(tokenizer_config, "tokenizer_config.json")?;
-    let root = Section::root(&map);
+    let map = parse_object(tokenizer_config, CONFIG)?;
+    let root = Section::root(&map, CONFIG);
     let last = first + SPECIAL_COUNT - 1;
     let reserved = |id| Special { id, content: format!("<|reserved_token_{id}|>"), hidden: true };
     let mut specials: Vec<Special> = (first..=last).map(reserved).collect();
@@ -184,16 +185,13 @@ fn check_specials(specials: &[Special]) -> Result<(), ModelError> {
     for pair in contents.windows(2) {
         if pair[1].starts_with(pair[0]) {
             let reason = format!("special token {:?} begins {:?}", pair[0], pair[1]);
-            return Err(ModelError::TokenizerFile {
-                what: "tokenizer_config.json".to_owned(),
-                reason,
-            });
+            return Err(ModelError::TokenizerFile { what: CONFIG.to_owned(), reason });
         }
     }
     match contents.iter().find(|content| !content.starts_with(|first: char| first.is_ascii())) {
         None => Ok(()),
         Some(content) => Err(ModelError::TokenizerFile {
-            what: "tokenizer_config.json".to_owned(),
+            what: CONFIG.to_owned(),
             reason: format!("special token {content:?} does not begin with an ASCII character"),
         }),
     }

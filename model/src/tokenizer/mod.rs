@@ -16,6 +16,7 @@ use table::TokenTable;
 mod base64;
 mod hugging_face;
 mod kimi;
+mod outline;
 mod stream;
 mod table;
 
@@ -45,12 +46,13 @@ impl Tokenizer {
     /// [`ModelError::TokenizerMissing`], [`ModelError::Read`], and as the other constructors.
     pub fn from_dir(directory: impl AsRef<Path>) -> Result<Self, ModelError> {
         let directory = directory.as_ref();
+        let locate = |error: ModelError| error.in_directory(directory);
         let (ranks, json) = (directory.join("tiktoken.model"), directory.join("tokenizer.json"));
         if ranks.exists() {
             let config = read_text(&directory.join("tokenizer_config.json"), CONFIG_BYTES_MAX)?;
-            Self::from_tiktoken(&read_bytes(&ranks, VOCABULARY_BYTES_MAX)?, &config)
+            Self::from_tiktoken(&read_bytes(&ranks, VOCABULARY_BYTES_MAX)?, &config).map_err(locate)
         } else if json.exists() {
-            Self::from_hf_json(&read_bytes(&json, VOCABULARY_BYTES_MAX)?)
+            Self::from_hf_json(&read_bytes(&json, VOCABULARY_BYTES_MAX)?).map_err(locate)
         } else {
             Err(ModelError::TokenizerMissing { path: directory.to_owned() })
         }
@@ -140,6 +142,17 @@ impl Tokenizer {
             return Err(ModelError::VocabularyMismatch { tokenizer, model: config_vocabulary });
         }
         Ok(())
+    }
+
+    /// Checks that the tokens that end an answer exist, so that an answer can end.
+    ///
+    /// # Errors
+    /// [`ModelError::SpecialTokenMissing`].
+    pub fn check_stop_ids(&self, stop_ids: &[u32]) -> Result<(), ModelError> {
+        match stop_ids.iter().find(|&&id| self.token_bytes(id).is_none()) {
+            None => Ok(()),
+            Some(&id) => Err(ModelError::SpecialTokenMissing { id }),
+        }
     }
 
     fn new(kind: Kind, table: TokenTable) -> Self {

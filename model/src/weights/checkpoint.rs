@@ -66,7 +66,8 @@ impl Checkpoint {
     /// Maps the files of a directory: those of `model.safetensors.index.json`, else
     /// `model.safetensors`. Reads headers only.
     ///
-    /// The files must not change while the checkpoint is in use.
+    /// The files must not change while the checkpoint is in use: reading a part that was cut off,
+    /// or that its disk cannot read, ends a process by SIGBUS unless it handles that signal.
     ///
     /// # Errors
     /// [`ModelError::CheckpointMissing`], [`ModelError::CheckpointIndex`] and
@@ -91,8 +92,16 @@ impl Checkpoint {
     /// # Errors
     /// [`ModelError::CheckpointFile`] with what is wrong.
     pub fn from_static(name: &str, bytes: &'static [u8]) -> Result<Self, ModelError> {
+        Self::from_shared(name, Arc::new(bytes))
+    }
+
+    /// As [`Checkpoint::from_static`], for bytes that something else keeps.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::from_static`].
+    pub fn from_shared(name: &str, bytes: SharedBytes) -> Result<Self, ModelError> {
         let mut checkpoint = Self::empty(name.to_owned());
-        checkpoint.add(&Path::new(name).join(SINGLE_NAME), Arc::new(bytes), |_| Ok(()))?;
+        checkpoint.add(&Path::new(name).join(SINGLE_NAME), bytes, |_| Ok(()))?;
         Ok(checkpoint)
     }
 
@@ -282,8 +291,17 @@ fn map(path: &Path) -> Result<SharedBytes, ModelError> {
     // SAFETY: the map is read-only and private. That nobody changes or cuts the file while it is
     // in use is a documented condition of `Checkpoint::open`, as for every program that maps
     // weights.
-    let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
-    Ok(Arc::new(map))
+    let map = unsafe { Mmap::map(&file) };
+    match map {
+        Ok(map) => Ok(Arc::new(map)),
+        // Address space is what a limit on a process's memory counts.
+        Err(error) if error.kind() == std::io::ErrorKind::OutOfMemory => Err(ModelError::Memory {
+            what: format!("mapping {}", path.display()),
+            bytes: file.metadata().map_or(0, |metadata| metadata.len()),
+            advice: "raise the limit, or split the model over machines",
+        }),
+        Err(error) => Err(failed(error)),
+    }
 }
 
 /// The map from stored tensor name to file name.

@@ -64,6 +64,14 @@ pub fn model_modules(config: &ModelConfig) -> Vec<Module> {
     modules.0
 }
 
+/// A number that [`model_modules`] lists more modules than, without listing them: those of the
+/// routed experts, and one a layer.
+pub fn model_modules_count(config: &ModelConfig) -> u64 {
+    let experts = config.moe.as_ref().map_or(0, |moe| moe.experts);
+    let layers = (0..config.layers).filter(|&layer| config.is_moe_layer(layer)).count();
+    3 * (layers * experts) as u64 + config.layers as u64
+}
+
 /// The modules of a draft (EAGLE-3, section 3) that are always there, or there because its
 /// configuration says so; all are plain floats. Head, embedding and vocabulary maps are not among
 /// them.

@@ -5,7 +5,7 @@
 
 use paceline_kernels::{KernelError, Tensor, Weight};
 
-use super::layout::{Module, ModuleKind, model_modules};
+use super::layout::{Module, ModuleKind, model_modules, model_modules_count};
 use super::resolution::{Resolution, is_prediction_layer};
 use super::{
     AttentionWeights, Checkpoint, Ffn, LayerWeights, MlpWeights, ModelWeights, MoeWeights, Query,
@@ -30,12 +30,31 @@ impl ModelWeights {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, ModelError> {
         parallel.check(config)?;
+        check_size(checkpoint, config)?;
         let modules = model_modules(config);
         let resolution = resolve_model(checkpoint, config, &modules);
         resolution.finish(is_prediction_layer(checkpoint, config.layers, config.mtp_layers))?;
         let mut loader = Loader::new(&resolution, &modules, *parallel, progress)?;
         loader.model(config)
     }
+}
+
+/// Refuses a configuration of far more modules than there are tensors, before a list is made of
+/// them: an absurd number of layers or experts would make one of gigabytes.
+pub(super) fn check_size(checkpoint: &Checkpoint, config: &ModelConfig) -> Result<(), ModelError> {
+    // Small models may lack most of their tensors and are still told each of them.
+    const ALWAYS_LISTED: u64 = 10_000;
+    let (modules, tensors) = (model_modules_count(config), checkpoint.len() as u64);
+    if modules <= ALWAYS_LISTED.max(2 * tensors) {
+        return Ok(());
+    }
+    let problem = format!(
+        "its {} layers with {} experts need more than {modules} tensors, but its files hold {tensors}",
+        config.layers,
+        config.moe.as_ref().map_or(0, |moe| moe.experts),
+    );
+    let name = checkpoint.name().to_owned();
+    Err(ModelError::CheckpointMismatch { name, problems: vec![problem], count: 1 })
 }
 
 /// Everything that a target model calls for, found in a checkpoint.

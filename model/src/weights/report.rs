@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use paceline_kernels::Weight;
 
 use super::layout::{Module, ModuleKind, model_modules};
-use super::loading::{cut, resolve_model};
+use super::loading::{check_size, cut, resolve_model};
 use super::resolution::{Resolution, is_prediction_layer};
 use super::{Checkpoint, Skipped, Source};
 use crate::config::ModelConfig;
@@ -65,8 +65,7 @@ impl Report {
     /// The report of a model's files, split over `tensor` ranks. A configuration or file that
     /// cannot be read is a problem like others.
     pub fn of_source(source: &Source, tensor: usize, expert_parallel: bool) -> Self {
-        let config = source.config().and_then(|text| ModelConfig::from_json(&text));
-        let (config, checkpoint) = match (config, source.checkpoint()) {
+        let (config, checkpoint) = match (source.model_config(), source.checkpoint()) {
             (Ok(config), Ok(checkpoint)) => (config, checkpoint),
             (config, checkpoint) => {
                 let errors = config.err().into_iter().chain(checkpoint.err());
@@ -84,6 +83,9 @@ impl Report {
         tensor: usize,
         expert_parallel: bool,
     ) -> Self {
+        if let Err(error) = check_size(checkpoint, config) {
+            return Self { problems: vec![error.to_string()], ..Self::default() };
+        }
         let modules = model_modules(config);
         let resolution = resolve_model(checkpoint, config, &modules);
         let is_skipped = is_prediction_layer(checkpoint, config.layers, config.mtp_layers);

@@ -3,12 +3,14 @@
 //! Invariant: both kinds give the same things in the same way. Start reading at [`Source`].
 
 use std::borrow::Cow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::Checkpoint;
 use crate::chat::ChatTemplate;
 use crate::config::ModelConfig;
 use crate::config::file::{CONFIG_BYTES_MAX, read_bytes};
+use crate::eagle3::config::DraftConfig;
+use crate::stop::stop_ids;
 use crate::tokenizer::Tokenizer;
 use crate::{ModelError, demo};
 
@@ -73,7 +75,7 @@ impl Source {
     /// As [`Source::bytes`], and [`ModelError::Json`] if the file is not UTF-8.
     pub fn text(&self, name: &str) -> Result<Option<Cow<'static, str>>, ModelError> {
         let not_utf8 = |error: std::string::FromUtf8Error| ModelError::Json {
-            what: format!("{} of {}", name, self.name()),
+            what: Path::new(&*self.name()).join(name).display().to_string(),
             reason: format!("it is not UTF-8 ({error})"),
         };
         match self.bytes(name, CONFIG_BYTES_MAX)? {
@@ -95,6 +97,31 @@ impl Source {
             path: PathBuf::from(self.name().as_ref()).join(NAME),
             source: std::io::ErrorKind::NotFound.into(),
         })
+    }
+
+    /// The configuration of a target.
+    ///
+    /// # Errors
+    /// As [`Source::config`] and [`ModelConfig::from_json`], with the file's whole path.
+    pub fn model_config(&self) -> Result<ModelConfig, ModelError> {
+        ModelConfig::from_json(&self.config()?).map_err(|error| self.locate(error))
+    }
+
+    /// The configuration of a draft.
+    ///
+    /// # Errors
+    /// As [`Source::config`] and [`DraftConfig::from_json`], with the file's whole path.
+    pub fn draft_config(&self) -> Result<DraftConfig, ModelError> {
+        DraftConfig::from_json(&self.config()?).map_err(|error| self.locate(error))
+    }
+
+    /// The tokens that end an answer, by `config.json` and `generation_config.json`.
+    ///
+    /// # Errors
+    /// As [`Source::text`] and [`stop_ids`], with the file's whole path.
+    pub fn stop_ids(&self, config: &ModelConfig) -> Result<Vec<u32>, ModelError> {
+        let text = self.text("generation_config.json")?;
+        stop_ids(config, text.as_deref()).map_err(|error| self.locate(error))
     }
 
     /// The tokenizer.
@@ -141,6 +168,13 @@ impl Source {
             Self::Directory(directory) => Checkpoint::open(directory),
             Self::Embedded(files) => Checkpoint::from_static(files.name, files.weights),
         }
+    }
+}
+
+impl Source {
+    /// The error with the whole path of its file.
+    fn locate(&self, error: ModelError) -> ModelError {
+        error.in_directory(Path::new(&*self.name()))
     }
 }
 

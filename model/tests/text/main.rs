@@ -9,6 +9,7 @@ mod tokenizer;
 
 use std::path::PathBuf;
 
+use published::with;
 use serde_json::Value;
 
 /// The demo model's directory.
@@ -20,16 +21,4 @@ fn demo_dir() -> PathBuf {
 fn reference(name: &str) -> Value {
     let path = format!("{}/../testdata/{name}", env!("CARGO_MANIFEST_DIR"));
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
-}
-
-/// The object with keys replaced; a null removes the key.
-fn with(object: &Value, changes: Value) -> Value {
-    let mut changed = object.clone();
-    for (key, value) in changes.as_object().unwrap() {
-        match value {
-            Value::Null => changed.as_object_mut().unwrap().remove(key),
-            value => changed.as_object_mut().unwrap().insert(key.clone(), value.clone()),
-        };
-    }
-    changed
 }

@@ -57,7 +57,7 @@ pub(crate) fn deepseek_v3() -> Value {
         "vocab_size": 129280
     }"#;
     let scaled = json!({"rope_scaling": yarn(40, 32, 1.0)});
-    super::with(&serde_json::from_str(text).unwrap(), scaled)
+    with(&serde_json::from_str(text).unwrap(), scaled)
 }
 
 /// Kimi-K2-Instruct, the first release.
@@ -79,24 +79,24 @@ pub(crate) fn kimi_k2_instruct() -> Value {
         "topk_group": 1,
         "vocab_size": 163840
     });
-    super::with(&deepseek_v3(), changes)
+    with(&deepseek_v3(), changes)
 }
 
 /// Kimi-K2-Instruct-0905.
 pub(crate) fn kimi_k2_0905() -> Value {
     let changes = json!({"max_position_embeddings": 262144, "rope_scaling": yarn(64, 1, 1.0)});
-    super::with(&kimi_k2_instruct(), changes)
+    with(&kimi_k2_instruct(), changes)
 }
 
 /// Kimi-K2-Thinking.
 pub(crate) fn kimi_k2_thinking() -> Value {
     let changes = json!({"rms_norm_eps": 1e-5, "quantization_config": int4()});
-    super::with(&kimi_k2_0905(), changes)
+    with(&kimi_k2_0905(), changes)
 }
 
 /// Kimi-K2.5 with its nested text part.
 pub(crate) fn kimi_k25() -> Value {
-    let text = super::with(&kimi_k2_thinking(), json!({"rope_scaling": yarn(64, 32, 1.0)}));
+    let text = with(&kimi_k2_thinking(), json!({"rope_scaling": yarn(64, 32, 1.0)}));
     json!({
         "architectures": ["KimiK25ForConditionalGeneration"],
         "model_type": "kimi_k25",
@@ -129,7 +129,7 @@ pub(crate) fn moonlight() -> Value {
         "rope_scaling": null,
         "routed_scaling_factor": 2.446
     });
-    let mut config = super::with(&kimi_k2_instruct(), changes);
+    let mut config = with(&kimi_k2_instruct(), changes);
     config["q_lora_rank"] = Value::Null;
     config
 }
@@ -153,7 +153,7 @@ pub(crate) fn deepseek_v2_lite() -> Value {
         "topk_method": "greedy",
         "vocab_size": 102400
     });
-    super::with(&moonlight(), changes)
+    with(&moonlight(), changes)
 }
 
 /// Parameters of a YaRN extension from 4096 positions.
@@ -197,4 +197,16 @@ fn int4() -> Value {
         "quant_method": "compressed-tensors",
         "quantization_status": "compressed"
     })
+}
+
+/// The object with keys replaced; a null removes the key.
+pub(crate) fn with(object: &Value, changes: Value) -> Value {
+    let mut changed = object.clone();
+    for (key, value) in changes.as_object().unwrap() {
+        match value {
+            Value::Null => changed.as_object_mut().unwrap().remove(key),
+            value => changed.as_object_mut().unwrap().insert(key.clone(), value.clone()),
+        };
+    }
+    changed
 }
