@@ -1,6 +1,8 @@
 //! The `paceline` program: arguments in [`args`], one file or folder a command in [`command`].
 
+mod allocator;
 mod args;
+mod bus_error;
 mod command;
 mod interrupt;
 mod launch;
@@ -14,6 +16,7 @@ use clap::Parser;
 use args::{Arguments, Command};
 
 fn main() -> ExitCode {
+    bus_error::explain();
     let arguments = Arguments::parse();
     let outcome = match arguments.command {
         Command::Generate(arguments) => command::generate::run(&arguments),

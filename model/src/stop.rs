@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::ModelError;
 use crate::config::ModelConfig;
-use crate::config::file::{CONFIG_BYTES_MAX, read_text};
+use crate::config::file::{CONFIG_BYTES_MAX, is_there, read_text};
 use crate::config::section::{Section, parse_object};
 
 /// `<|im_end|>` of Kimi's vocabulary: turns end with it, though `config.json` says 163585.
@@ -49,7 +49,7 @@ pub fn stop_ids_from_dir(
     directory: impl AsRef<Path>,
 ) -> Result<Vec<u32>, ModelError> {
     let path = directory.as_ref().join(FILE);
-    let text = match path.exists() {
+    let text = match is_there(&path) {
         true => Some(read_text(&path, CONFIG_BYTES_MAX)?),
         false => None,
     };

@@ -12,6 +12,7 @@ use paceline_model::{
     config::ModelConfig,
     eagle3::{config::DraftConfig, draft::Draft},
     forward::{Model, ModelOptions},
+    memory,
     shard::Parallel,
     weights::{Checkpoint, DraftWeights, ModelWeights},
 };
@@ -108,6 +109,10 @@ impl Plan {
             self.settings(options).agree(&mut communicator, &stream)?;
         }
         let weights = ModelWeights::load(&self.checkpoint, &self.config, &parallel, progress)?;
+        // Only now, since the weights have confirmed the sizes.
+        let cache_bytes = self.config.cache_bytes(self.slots(), options.dtype);
+        let advice = "ask for a shorter context (--context), or raise the limit";
+        memory::require("the cache", cache_bytes, advice)?;
         let (config, model_options) = (self.config.clone(), self.model_options.clone());
         let model = Model::new(config, weights, &parallel, communicator, stream, model_options)?;
         check_memory(self.slots, self.config.layers * self.config.latent_width(), options.dtype)?;

@@ -17,7 +17,7 @@ use crate::ModelError;
 
 /// About one per instruction and one per 64 bytes: many times what a long conversation needs, and
 /// less than a second of work.
-const FUEL: u64 = 3_000_000;
+const FUEL: u64 = 2_000_000;
 /// Many times the size of any real template.
 const SOURCE_BYTES_MAX: usize = 1 << 20;
 

@@ -14,7 +14,7 @@ use crate::ModelError;
 /// Far more than any template needs, and as long as anyone likes to wait.
 const TIME_MAX: Duration = Duration::from_secs(2);
 /// The deepest value that the fuel allows fits. Address space only, until it is used.
-const STACK_BYTES: usize = 512 << 20;
+const STACK_BYTES: usize = 256 << 20;
 
 /// Does the work, or gives it up after a time. What was given up goes on in its thread, to its end
 /// or to that of the process, since a thread cannot be ended from outside.
@@ -27,8 +27,10 @@ pub(super) fn run<T: Send + 'static>(
     // The receiver may have given up.
     let work = move || drop(sender.send(work()));
     let builder = thread::Builder::new().name("chat template".to_owned()).stack_size(STACK_BYTES);
-    builder.spawn(work).map_err(|error| {
-        failed(format!("a thread with a stack of {STACK_BYTES} bytes cannot be started: {error}"))
+    builder.spawn(work).map_err(|_| ModelError::Memory {
+        what: format!("the stack of the thread that reads {name}"),
+        bytes: STACK_BYTES as u64,
+        advice: "raise the limit, or give a prompt without a chat template",
     })?;
     receiver.recv_timeout(TIME_MAX).map_err(|error| match error {
         RecvTimeoutError::Timeout => {

@@ -9,7 +9,7 @@ use super::kimi::KimiFormat;
 use super::{ChatOptions, Message, typescript};
 use crate::ModelError;
 use crate::config::ModelConfig;
-use crate::config::file::{CONFIG_BYTES_MAX, read_text};
+use crate::config::file::{CONFIG_BYTES_MAX, is_there, read_text};
 use crate::config::section::{Section, parse_object};
 use crate::tokenizer::Tokenizer;
 
@@ -59,7 +59,7 @@ impl ChatTemplate {
         let directory = directory.as_ref();
         let text = |name: &str| {
             let path = directory.join(name);
-            path.exists().then(|| read_text(&path, CONFIG_BYTES_MAX)).transpose()
+            is_there(&path).then(|| read_text(&path, CONFIG_BYTES_MAX)).transpose()
         };
         let (template, config) = (text(TEMPLATE)?, text(CONFIG)?);
         Self::read(directory, template.as_deref(), config.as_deref())?

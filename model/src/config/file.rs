@@ -22,6 +22,12 @@ pub(crate) fn read_bytes(path: &Path, bytes_max: u64) -> Result<Vec<u8>, ModelEr
     Ok(contents)
 }
 
+/// Whether there is something of this name, even a link that leads nowhere or in a circle: reading
+/// it then says so, while taking it for absent would leave out what it was meant to say.
+pub(crate) fn is_there(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}
+
 /// The directory of a file.
 pub(crate) fn directory(path: &Path) -> &Path {
     path.parent().unwrap_or(path)

@@ -7,6 +7,7 @@
 
 use std::path::Path;
 
+use paceline_kernels::DType;
 use serde_json::json;
 
 use crate::ModelError;
@@ -150,6 +151,13 @@ impl ModelConfig {
     /// Cached values per token and layer (r + dr).
     pub fn latent_width(&self) -> usize {
         self.kv_lora_rank + self.qk_rope_head_dim
+    }
+
+    /// Bytes of a cache of `slots` rows a layer, on each rank.
+    pub fn cache_bytes(&self, slots: usize, dtype: DType) -> u64 {
+        [self.layers, self.latent_width(), slots, dtype.bytes()]
+            .into_iter()
+            .fold(1, |product, size| product.saturating_mul(size as u64))
     }
 
     /// Factor on the attention scores: dq^-1/2, times YaRN's softmax factor.

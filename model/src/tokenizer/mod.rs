@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::ModelError;
-use crate::config::file::{CONFIG_BYTES_MAX, read_bytes, read_text};
+use crate::config::file::{CONFIG_BYTES_MAX, is_there, read_bytes, read_text};
 use hugging_face::HuggingFaceTokenizer;
 use kimi::KimiTokenizer;
 use table::TokenTable;
@@ -48,10 +48,10 @@ impl Tokenizer {
         let directory = directory.as_ref();
         let locate = |error: ModelError| error.in_directory(directory);
         let (ranks, json) = (directory.join("tiktoken.model"), directory.join("tokenizer.json"));
-        if ranks.exists() {
+        if is_there(&ranks) {
             let config = read_text(&directory.join("tokenizer_config.json"), CONFIG_BYTES_MAX)?;
             Self::from_tiktoken(&read_bytes(&ranks, VOCABULARY_BYTES_MAX)?, &config).map_err(locate)
-        } else if json.exists() {
+        } else if is_there(&json) {
             Self::from_hf_json(&read_bytes(&json, VOCABULARY_BYTES_MAX)?).map_err(locate)
         } else {
             Err(ModelError::TokenizerMissing { path: directory.to_owned() })

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::safetensors::{self, Stored};
 use crate::ModelError;
-use crate::config::file::read_text;
+use crate::config::file::{is_there, read_text};
 use crate::config::section::parse_object;
 
 /// The index of a sharded checkpoint.
@@ -77,9 +77,9 @@ impl Checkpoint {
         let index = directory.join(INDEX_NAME);
         let single = directory.join(SINGLE_NAME);
         let mut checkpoint = Self::empty(directory.display().to_string());
-        if index.exists() {
+        if is_there(&index) {
             checkpoint.add_shards(directory, &index)?;
-        } else if single.exists() {
+        } else if is_there(&single) {
             checkpoint.add(&single, map(&single)?, |_| Ok(()))?;
         } else {
             return Err(missing(directory));
@@ -190,7 +190,7 @@ impl Checkpoint {
         for shard in listed.values() {
             *shards.entry(shard.clone()).or_default() += 1;
         }
-        let absent = |shard: &&String| !directory.join(shard).exists();
+        let absent = |shard: &&String| !is_there(&directory.join(shard));
         let absent: Vec<String> = shards.keys().filter(absent).cloned().collect();
         if !absent.is_empty() {
             let reason = format!("these files of it are missing: {}", shorten(&absent));

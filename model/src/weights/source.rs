@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::Checkpoint;
 use crate::chat::ChatTemplate;
 use crate::config::ModelConfig;
-use crate::config::file::{CONFIG_BYTES_MAX, read_bytes};
+use crate::config::file::{CONFIG_BYTES_MAX, is_there, read_bytes};
 use crate::eagle3::config::DraftConfig;
 use crate::stop::stop_ids;
 use crate::tokenizer::Tokenizer;
@@ -60,7 +60,7 @@ impl Source {
         match self {
             Self::Directory(directory) => {
                 let path = directory.join(name);
-                if !path.exists() && directory.is_dir() {
+                if !is_there(&path) && directory.is_dir() {
                     return Ok(None);
                 }
                 read_bytes(&path, bytes_max).map(|bytes| Some(Cow::Owned(bytes)))
