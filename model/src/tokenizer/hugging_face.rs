@@ -7,7 +7,8 @@ use std::collections::HashMap;
 
 use tokenizers::tokenizer::{OffsetReferential, OffsetType};
 use tokenizers::{
-    DecoderWrapper, Model, ModelWrapper, Normalizer, PreTokenizedString, PreTokenizer,
+    DecoderWrapper, Model, ModelWrapper, Normalizer, PostProcessorWrapper, PreTokenizedString,
+    PreTokenizer,
 };
 
 use super::outline;
@@ -26,7 +27,8 @@ impl HuggingFaceTokenizer {
         outline::check(&file).map_err(failed)?;
         let mut tokenizer =
             tokenizers::Tokenizer::from_bytes(json).map_err(|error| failed(error.to_string()))?;
-        // Both belong to training batches.
+        // Nothing is added to a text; padding and truncation belong to training batches.
+        tokenizer.with_post_processor(None::<PostProcessorWrapper>);
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|error| failed(error.to_string()))?;
         match tokenizer.get_model() {

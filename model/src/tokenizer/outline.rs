@@ -1,16 +1,24 @@
 //! What must hold of a `tokenizer.json` before the library that encodes with it may see it.
 //!
-//! The library panics on some files instead of refusing them, and where a merge cuts into a
-//! character it makes text that is none. Invariant: what passes [`check`] is whole JSON, and each
-//! of its merges makes a token of its vocabulary.
+//! The library panics on some files instead of refusing them: on broken JSON, on merges that make
+//! no token, and on texts that several of its normalizers change one after the other. Invariant:
+//! what passes [`check`] has steps of the kinds that byte-level tokenizers use, and each of its
+//! merges makes a token of its vocabulary.
 
 use serde_json::{Map, Value};
+
+/// Steps that change a text before it is split. Others lose part of it anyway.
+const NORMALIZERS: &[&str] = &["NFC", "NFD", "NFKC", "NFKD"];
+/// Steps that split a text.
+const PRE_TOKENIZERS: &[&str] = &["ByteLevel", "Split", "Digits", "Punctuation"];
 
 /// Checks the file's JSON.
 ///
 /// # Errors
 /// What is wrong, without the file's name.
 pub(super) fn check(file: &Value) -> Result<(), String> {
+    check_steps(file, "normalizer", "normalizers", NORMALIZERS)?;
+    check_steps(file, "pre_tokenizer", "pretokenizers", PRE_TOKENIZERS)?;
     let model = match file.get("model") {
         Some(Value::Object(model)) => model,
         _ => return Err("it has no object `model`".to_owned()),
@@ -30,6 +38,25 @@ pub(super) fn check(file: &Value) -> Result<(), String> {
         Some(Value::Array(merges)) => check_merges(merges, vocabulary),
         _ => Err("`model.merges` is no list".to_owned()),
     }
+}
+
+/// A step, or a sequence of steps that may be sequences again.
+fn check_steps(holder: &Value, key: &str, list: &str, known: &[&str]) -> Result<(), String> {
+    let step = match holder.get(key) {
+        None | Some(Value::Null) => return Ok(()),
+        Some(step) => step,
+    };
+    let mut steps = vec![step];
+    while let Some(step) = steps.pop() {
+        let kind = step.get("type").and_then(Value::as_str).unwrap_or_default();
+        if kind == "Sequence" {
+            steps.extend(step.get(list).and_then(Value::as_array).into_iter().flatten());
+        } else if !known.contains(&kind) {
+            let known = known.join(", ");
+            return Err(format!("`{key}` has a step {kind:?}; supported: {known} and Sequence"));
+        }
+    }
+    Ok(())
 }
 
 /// A merge is a list of two tokens or, in older files, a text of two tokens with a space between.
@@ -80,5 +107,25 @@ mod tests {
         assert!(check(&prefixed).unwrap_err().contains("continuing_subword_prefix"));
         prefixed["model"]["continuing_subword_prefix"] = json!("");
         check(&prefixed).unwrap();
+    }
+
+    #[test]
+    fn steps_are_of_known_kinds() {
+        let file = |normalizer, pre_tokenizer| {
+            json!({"normalizer": normalizer, "pre_tokenizer": pre_tokenizer,
+                "model": {"vocab": {}, "merges": []}})
+        };
+        let split = json!({"type": "Sequence", "pretokenizers": [
+            {"type": "Sequence", "pretokenizers": [{"type": "Split"}]}, {"type": "ByteLevel"}]});
+        check(&file(json!({"type": "Sequence", "normalizers": []}), split)).unwrap();
+        check(&file(json!({"type": "NFC"}), json!(null))).unwrap();
+        let nested = json!({"type": "Sequence", "normalizers": [{"type": "Lowercase"}]});
+        for (normalizer, pre_tokenizer, kind) in [
+            (nested, json!(null), "Lowercase"),
+            (json!(null), json!({"type": "Metaspace"}), "Metaspace"),
+            (json!("NFC"), json!(null), "\"\""),
+        ] {
+            assert!(check(&file(normalizer, pre_tokenizer)).unwrap_err().contains(kind), "{kind}");
+        }
     }
 }

@@ -59,8 +59,7 @@ fn tokenizer_json() {
         {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
     ]});
     split["normalizer"] = json!({"type": "Sequence", "normalizers": [
-        {"type": "NFC"}, {"type": "Replace", "pattern": {"String": " "}, "content": "_"},
-        {"type": "Prepend", "prepend": "x"}, {"type": "Lowercase"},
+        {"type": "NFC"}, {"type": "Sequence", "normalizers": [{"type": "NFKD"}]},
     ]});
     split["truncation"] = json!({"direction": "Right", "max_length": 2, "stride": 0,
         "strategy": "LongestFirst"});
@@ -75,6 +74,9 @@ fn tokenizer_json() {
         "Sequence",
         "Split",
         "Punctuation",
+        "NFD",
+        "Lowercase",
+        "Replace",
         "Whitespace",
         "NFKC",
         "Precompiled",
