@@ -82,3 +82,19 @@ fn no_rank_outlives_a_killed_leader() {
     // Its stderr is inherited by the ranks: it closes when the last of them has ended.
     let (_, _) = (ids, std::io::read_to_string(stderr).unwrap());
 }
+
+/// A model of one's own has no draft unless one is named, and drafting without one is refused
+/// before anything is loaded.
+#[test]
+fn speculation_without_a_draft_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    for mode in ["chain", "tree", "auto"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_paceline"))
+            .args(["generate", "--token-ids", "1", "--spec", mode, "--model"])
+            .arg(directory.path())
+            .output()
+            .unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && message.contains("--draft"), "{message}");
+    }
+}

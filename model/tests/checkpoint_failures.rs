@@ -218,6 +218,21 @@ fn many_problems_are_counted() {
     assert_says(&text, &["and 9 more", "problems: 29\n"]);
 }
 
+/// Numbers that would make a list of millions of modules are refused without making it.
+#[test]
+fn absurd_numbers_of_modules_are_refused() {
+    let directory = written(&small(), 1);
+    let checkpoint = Checkpoint::open(directory.path()).unwrap();
+    let config = ModelConfig::from_file(directory.path().join("config.json")).unwrap();
+    let mut moe = config.moe.clone().unwrap();
+    moe.experts = 8192;
+    let config = ModelConfig { layers: 1024, moe: Some(moe), ..config };
+    let loaded = ModelWeights::load(&checkpoint, &config, &Parallel::SINGLE, &mut |_, _| ());
+    let text = loaded.unwrap_err().to_string();
+    assert_says(&text, &["1024 layers with 8192 experts", "config.json"]);
+    assert_eq!(Report::of_checkpoint(&checkpoint, &config, 1, false).problems, [text]);
+}
+
 #[test]
 fn prediction_layers_are_skipped() {
     for declared in [0, 1] {

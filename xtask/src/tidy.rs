@@ -2,9 +2,11 @@
 //!
 //! Every rule is a function from text to [`Finding`]s, without a look at the disk, and has unit
 //! tests on strings. This file only collects the texts and prints the findings. Rules of one file's
-//! text are in `source.rs`, of links between documents in `links.rs`, of crates in `crates.rs`.
+//! text are in `source.rs`, of links between documents in `links.rs`, of crates in `crates.rs`, of
+//! the list of faults in `faults.rs`.
 
 mod crates;
+mod faults;
 mod links;
 mod source;
 
@@ -84,6 +86,10 @@ fn check_files(workspace: &Workspace, files: &[String]) -> Result<Vec<Finding>> 
         findings.extend(source::check(file, &text));
         if file.ends_with(".md") {
             findings.extend(links::check(file, &text, &known));
+        }
+        if file == faults::FILE {
+            let text_of = |name: &str| workspace.text(name).ok().flatten();
+            findings.extend(faults::check(&text, text_of));
         }
     }
     Ok(findings)

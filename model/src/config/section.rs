@@ -1,7 +1,7 @@
 //! A JSON object that is read key by key, with checked types and ranges.
 //!
-//! Invariant: every error names the file, the full path of the key, the value found and what is supported.
-//! A section remembers which keys were read, so that the rest can be reported.
+//! Invariant: every error names the file, the full path of the key, the value found and what is
+//! supported. A section remembers which keys were read, so that the rest can be reported.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;

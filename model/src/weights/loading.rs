@@ -49,7 +49,8 @@ pub(super) fn check_size(checkpoint: &Checkpoint, config: &ModelConfig) -> Resul
         return Ok(());
     }
     let problem = format!(
-        "its {} layers with {} experts need more than {modules} tensors, but its files hold {tensors}",
+        "its {} layers with {} experts need more than {modules} tensors, but its files hold \
+         {tensors}",
         config.layers,
         config.moe.as_ref().map_or(0, |moe| moe.experts),
     );

@@ -181,7 +181,7 @@ fn safetensors_index() {
         "..",
         "\u{0}",
     ];
-    run("safetensors_index", 5_000, |random| {
+    run("safetensors_index", 2_000, |random| {
         fs::write(&path, json::mutate(random, &index, &words)).unwrap();
         match open(directory.path(), &config) {
             Ok(()) => {}

@@ -4,6 +4,7 @@ use paceline_model::ModelError;
 use paceline_model::config::{Family, ModelConfig, Quantization, Scoring, Selection};
 use paceline_model::shard::Parallel;
 use paceline_model::stop::stop_ids;
+use paceline_model::weights::Source;
 use serde_json::{Value, json};
 
 use crate::published::*;
@@ -399,4 +400,36 @@ fn collects_the_stop_ids() {
     let demo = ModelConfig::from_file(crate::demo_dir().join("config.json")).unwrap();
     let found = paceline_model::stop::stop_ids_from_dir(&demo, crate::demo_dir()).unwrap();
     assert_eq!(json!(found), crate::reference("stories-moe.json")["stop_ids"]);
+}
+
+/// An error says which file it is about, with its whole path where there is one.
+#[test]
+fn errors_name_their_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, value: &Value| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, value.to_string()).unwrap();
+        path.display().to_string()
+    };
+    let wrong = with(&deepseek_v3(), json!({"hidden_size": "wide"}));
+    assert!(refusal(&wrong).starts_with("config.json: "), "{}", refusal(&wrong));
+    let source = Source::Directory(directory.path().into());
+    for changes in [json!({"hidden_size": 0}), json!({"vocab_size": null})] {
+        let path = write("config.json", &with(&deepseek_v3(), changes));
+        for error in [
+            ModelConfig::from_file(&path).unwrap_err(),
+            source.model_config().unwrap_err(),
+            source.draft_config().unwrap_err(),
+        ] {
+            assert!(error.to_string().starts_with(&format!("{path}: ")), "{error}");
+        }
+    }
+    let config = read(&deepseek_v3());
+    let path = write("generation_config.json", &json!({"eos_token_id": "end"}));
+    for error in [
+        source.stop_ids(&config).unwrap_err(),
+        paceline_model::stop::stop_ids_from_dir(&config, directory.path()).unwrap_err(),
+    ] {
+        assert!(error.to_string().starts_with(&format!("{path}: ")), "{error}");
+    }
 }

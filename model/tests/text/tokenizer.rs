@@ -213,3 +213,31 @@ fn with_strategy(mut truncation: Value, strategy: &str) -> Value {
     truncation["strategy"] = json!(strategy);
     truncation
 }
+
+/// Merges that the library would panic on, and a prefix with which it would cut characters.
+#[test]
+fn refuses_what_the_library_would_panic_on() {
+    let reason = |json: &Value| {
+        Tokenizer::from_hf_json(json.to_string().as_bytes()).unwrap_err().to_string()
+    };
+    let mut merge = demo_json();
+    let tokens = merge["model"]["vocab"].as_object().unwrap().keys();
+    let longest = tokens.max_by_key(|token| token.len()).unwrap().clone();
+    merge["model"]["merges"][0] = json!([longest, "a"]);
+    assert!(reason(&merge).contains("`model.merges` 0"));
+    let mut prefix = demo_json();
+    prefix["model"]["continuing_subword_prefix"] = json!("##########");
+    assert!(reason(&prefix).contains("continuing_subword_prefix"));
+    let mut lossy = demo_json();
+    lossy["normalizer"] = json!({"type": "Lowercase"});
+    assert!(reason(&lossy).contains("Lowercase"));
+    let broken = demo_json().to_string().replace("\"ByteLevel\"", "\"\\ud800\"");
+    assert!(Tokenizer::from_hf_json(broken.as_bytes()).is_err());
+}
+
+#[test]
+fn answers_must_be_able_to_end() {
+    demo().check_stop_ids(&[1, 6]).unwrap();
+    let error = demo().check_stop_ids(&[1, 4096]).unwrap_err();
+    assert!(error.to_string().contains("token 4096"), "{error}");
+}
