@@ -110,7 +110,7 @@ impl Plan {
         }
         let weights = ModelWeights::load(&self.checkpoint, &self.config, &parallel, progress)?;
         // Only now, since the weights have confirmed the sizes.
-        let cache_bytes = self.config.cache_bytes(self.slots(), options.dtype);
+        let cache_bytes = self.config.cache_bytes(self.slots, options.dtype);
         let advice = "ask for a shorter context (--context), or raise the limit";
         memory::require("the cache", cache_bytes, advice)?;
         let (config, model_options) = (self.config.clone(), self.model_options.clone());
