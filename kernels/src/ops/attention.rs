@@ -5,13 +5,12 @@
 //! Invariant: keys are taken in the order of their positions, wherever the cache keeps them, so a
 //! node of a draft tree gets the same bits as the same token in plain decoding.
 
+mod group;
+
 use std::{cell::RefCell, ops::Range};
 
-use crate::{
-    DType, Float, Stream, Tensor,
-    lanes::{exp, fma, multiversion, tree_sum},
-    ops::rows::RowsMut,
-};
+use self::group::{GROUP, Group};
+use crate::{DType, Float, Stream, Tensor, ops::rows::RowsMut};
 
 /// What the rows of one sequence see: its committed rows, then some rows of this pass.
 #[derive(Clone, Copy, Debug)]
@@ -149,8 +148,7 @@ pub fn attention(
 /// Memory that a thread keeps from call to call.
 #[derive(Default)]
 struct Scratch {
-    query: Vec<f32>,
-    scores: Vec<f32>,
+    group: Group,
     slots: Vec<u32>,
 }
 
@@ -158,8 +156,50 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Multiply-adds that are worth a thread of their own (about 20 µs).
-const WORK_A_THREAD: usize = 100_000;
+/// Multiply-adds that are worth a thread of their own (about 10 µs).
+const WORK_A_THREAD: usize = 200_000;
+
+/// How queries are put into groups that see the same keys: heads of one row that share a key head,
+/// or else rows of one head.
+#[derive(Clone, Copy)]
+struct Grouping {
+    rows: usize,
+    /// Rows of a group.
+    group_rows: usize,
+    /// Query heads of a key head.
+    heads_per_key: usize,
+    /// Heads of a group.
+    group_heads: usize,
+}
+
+impl Grouping {
+    fn new(rows: usize, heads_per_key: usize, has_paths: bool) -> Self {
+        let group_heads = heads_per_key.min(GROUP);
+        // Rows of a tree differ in more than their last keys.
+        let group_rows = if group_heads > 1 || has_paths { 1 } else { rows.min(GROUP) };
+        Self { rows, group_rows, heads_per_key, group_heads }
+    }
+
+    fn row_groups(self) -> usize {
+        self.rows.div_ceil(self.group_rows)
+    }
+
+    fn head_groups(self) -> usize {
+        self.heads_per_key.div_ceil(self.group_heads)
+    }
+
+    /// Key head, heads and rows of a unit of work. Heads are outermost: the keys of one serve all
+    /// rows while they are in the cache.
+    fn unit(self, unit: usize) -> (usize, Range<usize>, Range<usize>) {
+        let (row_group, unit) = (unit % self.row_groups(), unit / self.row_groups());
+        let (head_group, key_head) = (unit % self.head_groups(), unit / self.head_groups());
+        let end = (key_head + 1) * self.heads_per_key;
+        let head = key_head * self.heads_per_key + head_group * self.group_heads;
+        let row = row_group * self.group_rows;
+        let heads = head..end.min(head + self.group_heads);
+        (key_head, heads, row..self.rows.min(row + self.group_rows))
+    }
+}
 
 fn run<T: Float>(
     stream: &Stream,
@@ -167,39 +207,45 @@ fn run<T: Float>(
     parameters: &AttentionParameters<'_>,
     out: &mut Tensor,
 ) {
-    let AttentionParameters { heads, keys, values, visibility, rows, .. } = *parameters;
+    let AttentionParameters { heads, heads_per_key, keys, values, visibility, rows, scale } =
+        *parameters;
     let query = query.as_slice::<T>();
     let (key_rows, value_rows) = (keys.rows.as_slice::<T>(), values.rows.as_slice::<T>());
     let out = RowsMut::<T>::new(out);
     let count = rows.end - rows.start;
+    let grouping = Grouping::new(count, heads_per_key, visibility.paths.is_some());
+    let units = heads / heads_per_key * grouping.head_groups() * grouping.row_groups();
     let keys_a_row = visibility.context + count.div_ceil(2);
-    let work = keys_a_row * (keys.width + values.width);
-    let grain = WORK_A_THREAD.div_ceil(work.max(1));
-    // Heads outermost: the keys of one head serve all rows while they are in the cache.
-    stream.split(heads * count, grain, |range| {
-        SCRATCH.with_borrow_mut(|scratch| {
+    let work = (keys.width + values.width) * keys_a_row * heads * count;
+    let grain = (WORK_A_THREAD * units).div_ceil(work.max(1));
+    stream.split(units, grain, |range| {
+        SCRATCH.with_borrow_mut(|Scratch { group, slots }| {
             for unit in range {
-                let (head, row) = (unit / count, unit % count);
-                visible_slots(&visibility, row, &mut scratch.slots);
-                let key_head = head / parameters.heads_per_key;
-                let start = ((rows.start + row) * heads + head) * keys.width;
-                scratch.query.clear();
-                let head_query = &query[start..start + keys.width];
-                scratch.query.extend(head_query.iter().map(|value| value.to_f32()));
-                scratch.scores.resize(scratch.slots.len(), 0.0);
-                let columns = head * values.width..(head + 1) * values.width;
-                // SAFETY: each (row, head) is one unit, and each unit goes to one thread.
-                let target = unsafe { out.part(rows.start + row, columns) };
-                attend(
-                    stream.isa(),
-                    &scratch.query,
-                    &scratch.slots,
-                    Source::new(key_rows, keys, key_head),
-                    Source::new(value_rows, values, key_head),
-                    parameters.scale,
-                    &mut scratch.scores,
-                    target,
-                );
+                let (key_head, heads_here, rows_here) = grouping.unit(unit);
+                visible_slots(&visibility, rows_here.end - 1, slots);
+                group.clear();
+                for row in rows_here.clone() {
+                    let seen = slots.len() - (rows_here.end - 1 - row);
+                    for head in heads_here.clone() {
+                        let start = ((rows.start + row) * heads + head) * keys.width;
+                        group.push(&query[start..start + keys.width], scale, seen);
+                    }
+                }
+                let sources = [(key_rows, keys), (value_rows, values)];
+                let [keys, values] = sources.map(|(all, part)| Source::new(all, part, key_head));
+                group.attend(stream.isa(), slots, keys, values);
+                for (index, row) in rows_here.enumerate() {
+                    for head in heads_here.clone() {
+                        let result =
+                            group.result(index * heads_here.len() + head - heads_here.start);
+                        let columns = head * values.width..(head + 1) * values.width;
+                        // SAFETY: each (row, head) is in one unit, and each unit goes to one thread.
+                        let target = unsafe { out.part(rows.start + row, columns) };
+                        for (to, &value) in target.iter_mut().zip(result) {
+                            *to = T::from_f32(value);
+                        }
+                    }
+                }
             }
         });
     });
@@ -235,166 +281,16 @@ impl<'a, T: Float> Source<'a, T> {
         Self { values, pitch: heads.rows.width(), column, width: heads.width }
     }
 
+    /// Pointer to the head's part of the row in `slot`.
     #[inline(always)]
-    fn row(&self, slot: u32) -> &'a [T] {
-        let start = slot as usize * self.pitch + self.column;
-        &self.values[start..start + self.width]
+    fn at(&self, slot: u32) -> *const T {
+        self.values.as_ptr().wrapping_add(slot as usize * self.pitch + self.column)
     }
-}
 
-multiversion! {
-    /// One row of one head.
-    fn attend[T: Float](
-        query: &[f32],
-        slots: &[u32],
-        keys: Source<'_, T>,
-        values: Source<'_, T>,
-        scale: f32,
-        scores: &mut [f32],
-        out: &mut [T],
-    ) = attend_body
-}
-
-#[inline(always)]
-fn attend_body<const FMA: bool, const N: usize, T: Float>(
-    query: &[f32],
-    slots: &[u32],
-    keys: Source<'_, T>,
-    values: Source<'_, T>,
-    scale: f32,
-    scores: &mut [f32],
-    out: &mut [T],
-) {
-    score::<FMA, N, T>(query, slots, keys, scale, scores);
-    let total = softmax_numerators::<FMA, N>(scores);
-    weigh::<FMA, N, T>(scores, slots, values, 1.0 / total, out);
-}
-
-/// scores\[j\] = scale · query · key j, four keys at a time to hide the latency of the sums.
-#[inline(always)]
-fn score<const FMA: bool, const N: usize, T: Float>(
-    query: &[f32],
-    slots: &[u32],
-    keys: Source<'_, T>,
-    scale: f32,
-    scores: &mut [f32],
-) {
-    let mut quads = slots.chunks_exact(4);
-    let mut at = 0;
-    for quad in &mut quads {
-        let rows = [0, 1, 2, 3].map(|index| keys.row(quad[index]));
-        for (score, dot) in scores[at..at + 4].iter_mut().zip(dots::<FMA, N, 4, T>(query, rows)) {
-            *score = dot * scale;
-        }
-        at += 4;
-    }
-    for &slot in quads.remainder() {
-        scores[at] = dots::<FMA, N, 1, T>(query, [keys.row(slot)])[0] * scale;
-        at += 1;
-    }
-}
-
-/// Dot products of `query` with K rows; each is the same whatever K is.
-#[inline(always)]
-fn dots<const FMA: bool, const N: usize, const K: usize, T: Float>(
-    query: &[f32],
-    rows: [&[T]; K],
-) -> [f32; K] {
-    let mut lanes = [[0.0f32; N]; K];
-    let whole = query.len() / N * N;
-    let rows = rows.map(|row| &row[..query.len()]);
-    let mut start = 0;
-    while start < whole {
-        let chunk: &[f32; N] = query[start..start + N].try_into().expect("N elements");
-        for (lanes, row) in lanes.iter_mut().zip(rows) {
-            let key: &[T; N] = row[start..start + N].try_into().expect("N elements");
-            for lane in 0..N {
-                lanes[lane] = fma::<FMA>(chunk[lane], key[lane].to_f32(), lanes[lane]);
-            }
-        }
-        start += N;
-    }
-    for (lanes, row) in lanes.iter_mut().zip(rows) {
-        for (lane, index) in (whole..query.len()).enumerate() {
-            lanes[lane] = fma::<FMA>(query[index], row[index].to_f32(), lanes[lane]);
-        }
-    }
-    lanes.map(tree_sum)
-}
-
-/// Replaces scores by exp(score − largest) and returns their sum.
-#[inline(always)]
-fn softmax_numerators<const FMA: bool, const N: usize>(scores: &mut [f32]) -> f32 {
-    let mut largest = [f32::NEG_INFINITY; N];
-    let chunks = scores.chunks_exact(N);
-    let tail = chunks.remainder();
-    for chunk in chunks {
-        for lane in 0..N {
-            largest[lane] = if chunk[lane] > largest[lane] { chunk[lane] } else { largest[lane] };
-        }
-    }
-    let largest = largest.iter().chain(tail).fold(f32::NEG_INFINITY, |a, &b| a.max(b));
-    let mut lanes = [0.0f32; N];
-    let mut chunks = scores.chunks_exact_mut(N);
-    for chunk in &mut chunks {
-        for lane in 0..N {
-            chunk[lane] = exp::<FMA>(chunk[lane] - largest);
-            lanes[lane] += chunk[lane];
-        }
-    }
-    for (lane, score) in chunks.into_remainder().iter_mut().enumerate() {
-        *score = exp::<FMA>(*score - largest);
-        lanes[lane] += *score;
-    }
-    tree_sum(lanes)
-}
-
-/// out = factor · Σ_j weight j · value j, in the order of j, four vectors of columns at a time.
-#[inline(always)]
-fn weigh<const FMA: bool, const N: usize, T: Float>(
-    weights: &[f32],
-    slots: &[u32],
-    values: Source<'_, T>,
-    factor: f32,
-    out: &mut [T],
-) {
-    let mut column = 0;
-    while column + 4 * N <= out.len() {
-        weigh_columns::<FMA, N, 4, T>(weights, slots, values, factor, column, out);
-        column += 4 * N;
-    }
-    while column + N <= out.len() {
-        weigh_columns::<FMA, N, 1, T>(weights, slots, values, factor, column, out);
-        column += N;
-    }
-    while column < out.len() {
-        weigh_columns::<FMA, 1, 1, T>(weights, slots, values, factor, column, out);
-        column += 1;
-    }
-}
-
-#[inline(always)]
-fn weigh_columns<const FMA: bool, const N: usize, const V: usize, T: Float>(
-    weights: &[f32],
-    slots: &[u32],
-    values: Source<'_, T>,
-    factor: f32,
-    column: usize,
-    out: &mut [T],
-) {
-    let mut sums = [[0.0f32; N]; V];
-    for (&weight, &slot) in weights.iter().zip(slots) {
-        let row = &values.row(slot)[column..column + V * N];
-        for (vector, sums) in sums.iter_mut().enumerate() {
-            for lane in 0..N {
-                sums[lane] = fma::<FMA>(weight, row[vector * N + lane].to_f32(), sums[lane]);
-            }
-        }
-    }
-    for (vector, sums) in sums.iter().enumerate() {
-        for lane in 0..N {
-            out[column + vector * N + lane] = T::from_f32(sums[lane] * factor);
-        }
+    /// Asserts that there are rows in all `slots`.
+    fn assert_holds(&self, slots: &[u32]) {
+        let last = slots.iter().max().map_or(0, |&slot| slot as usize);
+        assert!((last * self.pitch + self.column + self.width) <= self.values.len(), "slots");
     }
 }
 

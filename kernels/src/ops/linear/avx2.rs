@@ -6,7 +6,7 @@ use super::lanes::{Kernel, Lanes};
 
 /// Eight lanes.
 #[derive(Clone, Copy)]
-pub(super) struct Avx2;
+pub(crate) struct Avx2;
 
 /// Bytes 3 and 2 of the f32 values −8 … 7 (the other bytes are 0), for each code.
 const CODE_BYTES: [[u8; 16]; 2] = {

@@ -9,7 +9,7 @@ use super::{
 
 /// Sixteen lanes.
 #[derive(Clone, Copy)]
-pub(super) struct Avx512;
+pub(crate) struct Avx512;
 
 impl Lanes for Avx512 {
     type Vector = __m512;

@@ -1,10 +1,7 @@
 //! Activations as tiles want them: f32, padded with zeros, in the order of a weight's format.
 
-#[cfg(target_arch = "x86_64")]
-use super::{avx2::Avx2, avx512::Avx512};
 use super::{
-    lanes::{Kernel, Lanes},
-    portable::Portable,
+    lanes::{Kernel, Lanes, run_on},
     product::{Order, padded, row_pitch},
     scratch::Scratch,
 };
@@ -177,13 +174,7 @@ pub(crate) unsafe fn prepare(
     let row = Row { order, dtype, from, width, to };
     // SAFETY: by the caller's promise.
     unsafe {
-        match isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => Avx512::run(row),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => Avx2::run(row),
-            _ => Portable::run(row),
-        }
+        run_on(isa, row);
     }
 }
 

@@ -1,9 +1,14 @@
-//! What a matrix product asks of an instruction set.
+//! What matrix products and attention ask of an instruction set.
 //!
 //! A dot product is taken lane by lane: lane `l` of N adds elements l, N + l, 2N + l, … of the
 //! row, in the order in which the weight's format unpacks them, with one fused (or not) multiply
 //! and add each; in the end the lanes are added as a fixed tree. Every tile of rows and outputs
 //! does exactly this for each of its elements, so tiles never change a result.
+
+use super::portable::Portable;
+#[cfg(target_arch = "x86_64")]
+use super::{avx2::Avx2, avx512::Avx512};
+use crate::Isa;
 
 /// Vectors of one instruction set.
 ///
@@ -13,7 +18,7 @@
 /// # Safety
 /// For every function: the processor has the instruction set, and pointers are valid for what the
 /// function says it reads or writes (without any alignment).
-pub(super) trait Lanes: Copy + 'static {
+pub(crate) trait Lanes: Copy + 'static {
     /// `COUNT` f32 values.
     type Vector: Copy;
     /// `COUNT` pairs of bf16 values.
@@ -62,10 +67,39 @@ pub(super) trait Lanes: Copy + 'static {
 }
 
 /// A piece of work that is compiled for an instruction set.
-pub(super) trait Kernel<L: Lanes> {
+pub(crate) trait Kernel<L: Lanes> {
     /// Does it. Implementations are `#[inline(always)]`.
     ///
     /// # Safety
     /// The processor has the instruction set; the kernel's pointers are valid.
     unsafe fn run(self);
+}
+
+/// Runs `kernel` with the instruction set `isa`.
+///
+/// # Safety
+/// The processor has `isa`; the kernel's pointers are valid.
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn run_on<K>(isa: Isa, kernel: K)
+where
+    K: Kernel<Portable> + Kernel<Avx2> + Kernel<Avx512>,
+{
+    // SAFETY: by the caller's promise.
+    unsafe {
+        match isa {
+            Isa::Avx512 => Avx512::run(kernel),
+            Isa::Avx2 => Avx2::run(kernel),
+            Isa::Portable => Portable::run(kernel),
+        }
+    }
+}
+
+/// Runs `kernel` in plain Rust.
+///
+/// # Safety
+/// The kernel's pointers are valid.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) unsafe fn run_on<K: Kernel<Portable>>(_isa: Isa, kernel: K) {
+    // SAFETY: by the caller's promise.
+    unsafe { Portable::run(kernel) }
 }

@@ -26,6 +26,7 @@ use std::ops::Range;
 
 pub(super) use self::{
     inputs::{Inputs, Prepared, Slices, prepare},
+    lanes::{Kernel, Lanes, run_on},
     outputs::Outputs,
     product::{Order, Pieces, Results, padded, product, row_pitch},
     scratch::Scratch,

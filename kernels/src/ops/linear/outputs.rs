@@ -2,11 +2,8 @@
 
 use half::{bf16, f16};
 
-#[cfg(target_arch = "x86_64")]
-use super::{avx2::Avx2, avx512::Avx512};
 use super::{
-    lanes::{Kernel, Lanes},
-    portable::Portable,
+    lanes::{Kernel, Lanes, run_on},
     product::Results,
 };
 use crate::{DType, Float, Isa, Tensor};
@@ -60,13 +57,7 @@ impl Outputs {
         let round = Round { from, count, dtype: self.dtype, to: self.at(row, column) };
         // SAFETY: by the caller's promise; the elements lie inside the tensor.
         unsafe {
-            match isa {
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 => Avx512::run(round),
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 => Avx2::run(round),
-                _ => Portable::run(round),
-            }
+            run_on(isa, round);
         }
     }
 
@@ -86,13 +77,7 @@ impl Outputs {
         let add = Add(Round { from, count, dtype: self.dtype, to: self.at(row, column) });
         // SAFETY: by the caller's promise; the elements lie inside the tensor.
         unsafe {
-            match isa {
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 => Avx512::run(add),
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 => Avx2::run(add),
-                _ => Portable::run(add),
-            }
+            run_on(isa, add);
         }
     }
 

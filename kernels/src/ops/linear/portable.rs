@@ -7,7 +7,7 @@ use crate::f8e4m3_to_f32;
 
 /// Eight lanes in plain Rust; a product and a sum are rounded separately.
 #[derive(Clone, Copy)]
-pub(super) struct Portable;
+pub(crate) struct Portable;
 
 const COUNT: usize = 8;
 
