@@ -27,6 +27,29 @@ pub static DRAFT: EmbeddedFiles = EmbeddedFiles {
     weights: &DRAFT_WEIGHTS.0,
 };
 
+/// Takes the weights of `files` out of this process's memory, if they are the demo's: they were
+/// copied, and come back from the program's file when they are read again.
+pub(crate) fn release(files: &EmbeddedFiles) {
+    #[cfg(target_os = "linux")]
+    for own in [&MODEL, &DRAFT] {
+        if std::ptr::eq(own, files) {
+            let page = rustix::param::page_size();
+            let skipped = files.weights.as_ptr().align_offset(page).min(files.weights.len());
+            let pages = &files.weights[skipped..];
+            let bytes = pages.len() / page * page;
+            // SAFETY: whole pages of the program's constants, which are mapped privately from its
+            // file and never written: dropped pages are read from there again.
+            // That it may fail is harmless, they only stay in memory then.
+            let _ = unsafe {
+                let first = pages.as_ptr().cast_mut().cast();
+                rustix::mm::madvise(first, bytes, rustix::mm::Advice::LinuxDontNeed)
+            };
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = files;
+}
+
 /// Byte arrays are aligned to one byte by themselves; a mapped file is aligned to a page.
 #[repr(C, align(64))]
 struct Aligned<T: ?Sized>(T);

@@ -109,6 +109,7 @@ impl Plan {
             self.settings(options).agree(&mut communicator, &stream)?;
         }
         let weights = ModelWeights::load(&self.checkpoint, &self.config, &parallel, progress)?;
+        options.model.release();
         // Only now, since the weights have confirmed the sizes.
         let cache_bytes = self.config.cache_bytes(self.slots, options.dtype);
         let advice = "ask for a shorter context (--context), or raise the limit";
@@ -141,6 +142,7 @@ impl Plan {
         let (Some(source), Some(config)) = (&options.draft, &self.draft) else { return Ok(None) };
         let weights = source.checkpoint().and_then(|files| DraftWeights::load(&files, config));
         let weights = weights.map_err(RuntimeError::Draft)?;
+        source.release();
         let head = match (&weights.head, model.whole_head()) {
             (Some(_), _) => None,
             (None, Some(head)) => Some(head.clone()),

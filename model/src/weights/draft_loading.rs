@@ -6,6 +6,7 @@
 
 use paceline_kernels::{DType, Tensor, Weight};
 
+use super::gather::gather;
 use super::layout::draft_modules;
 use super::loading::Loader;
 use super::resolution::{Resolution, integers};
@@ -38,7 +39,7 @@ impl DraftWeights {
             Some(sizes) => DraftAttention::Mla(loader.attention("midlayer.", &sizes)?),
             None => DraftAttention::Llama(loader.grouped_attention("midlayer.self_attn.")?),
         };
-        Ok(Self {
+        let mut weights = Self {
             captured_norm: config.norm_before_fc.then(|| loader.vector("input_norm.weight")),
             captured_norms: (0..states).map(|state| loader.vector(&norm(state))).collect(),
             fc: loader.matrix("fc")?,
@@ -52,7 +53,9 @@ impl DraftWeights {
             head: extra.head.map(Weight::Float),
             embedding: extra.embedding,
             draft_to_target: map,
-        })
+        };
+        gather(&mut weights);
+        Ok(weights)
     }
 }
 

@@ -5,6 +5,7 @@
 
 use paceline_kernels::{KernelError, Tensor, Weight};
 
+use super::gather::gather;
 use super::layout::{Module, ModuleKind, model_modules, model_modules_count};
 use super::resolution::{Resolution, is_prediction_layer};
 use super::{
@@ -17,7 +18,8 @@ use crate::shard::{Parallel, Split};
 
 impl ModelWeights {
     /// The weights of one rank. `progress` is told the bytes done and the bytes in all, of this
-    /// rank's part; weights stay views and are read from disk when they are first used.
+    /// rank's part. Small models are then copied together; of large ones weights stay views and are
+    /// read from disk when they are first used.
     ///
     /// # Errors
     /// [`ModelError::CheckpointMismatch`] with every tensor that is missing, unknown or wrong;
@@ -35,7 +37,9 @@ impl ModelWeights {
         let resolution = resolve_model(checkpoint, config, &modules);
         resolution.finish(is_prediction_layer(checkpoint, config.layers, config.mtp_layers))?;
         let mut loader = Loader::new(&resolution, &modules, *parallel, progress)?;
-        loader.model(config)
+        let mut weights = loader.model(config)?;
+        gather(&mut weights);
+        Ok(weights)
     }
 }
 

@@ -9,6 +9,7 @@
 mod checkpoint;
 mod draft_loading;
 pub(crate) mod draft_weights;
+mod gather;
 mod latent_split;
 pub mod layout;
 mod loading;

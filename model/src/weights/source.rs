@@ -169,6 +169,14 @@ impl Source {
             Self::Embedded(files) => Checkpoint::from_static(files.name, files.weights),
         }
     }
+
+    /// Says that the weights were loaded, so that what is embedded need not stay in memory a
+    /// second time. Everything that views it stays valid.
+    pub fn release(&self) {
+        if let Self::Embedded(files) = self {
+            demo::release(files);
+        }
+    }
 }
 
 impl Source {
