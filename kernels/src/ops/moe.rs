@@ -12,7 +12,7 @@ use std::ops::Range;
 use super::{
     linear::{
         GRAIN_PRODUCTS, Inputs, Order, Outputs, Pieces, Prepared, Results, Scratch, Slices, UNIT,
-        padded, prepare, product, row_pitch,
+        prepare, product, row_pitch,
     },
     swiglu::GatedUnit,
 };
@@ -106,7 +106,7 @@ pub struct MoeScratch {
     rows: Vec<u32>,
     /// Place of each choice in the order of the routing, or [`ELSEWHERE`].
     places: Vec<u32>,
-    /// `[choices, intermediate, padded]`.
+    /// `[choices, intermediate]`, with room for any order.
     inner: Tensor,
     /// `[choices, hidden]`.
     outer: Tensor,
@@ -131,7 +131,10 @@ impl MoeScratch {
             starts: Vec::with_capacity(experts + 2),
             rows: vec![0; choices],
             places: vec![ELSEWHERE; choices],
-            inner: Tensor::zeros(DType::F32, &[choices, row_pitch(padded(intermediate))]),
+            inner: Tensor::zeros(
+                DType::F32,
+                &[choices, row_pitch(Order::floats_max(intermediate))],
+            ),
             outer: Tensor::zeros(DType::F32, &[choices, hidden]),
         }
     }

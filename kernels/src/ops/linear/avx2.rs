@@ -8,19 +8,6 @@ use super::lanes::{Kernel, Lanes};
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2;
 
-/// Bytes 3 and 2 of the f32 values −8 … 7 (the other bytes are 0), for each code.
-const CODE_BYTES: [[u8; 16]; 2] = {
-    let mut bytes = [[0; 16]; 2];
-    let mut code = 0;
-    while code < 16 {
-        let bits = (code as f32 - 8.0).to_bits();
-        bytes[0][code] = (bits >> 24) as u8;
-        bytes[1][code] = (bits >> 16) as u8;
-        code += 1;
-    }
-    bytes
-};
-
 /// Sums of the lanes of four vectors.
 ///
 /// # Safety
@@ -70,18 +57,6 @@ impl Lanes for Avx2 {
     type Vector = __m256;
     type Pairs = __m256i;
     const COUNT: usize = 8;
-    /// Of the low nibbles of 16 bytes, and of the high ones, four bytes apart a vector.
-    const INT4_ORDER: [u8; 32] = {
-        let mut order = [0; 32];
-        let mut place = 0;
-        while place < 32 {
-            let (vector, lane) = (place / 8, place % 8);
-            let byte = 8 * (vector / 2) + vector % 2 + 2 * (lane % 4);
-            order[place] = (2 * byte + lane / 4) as u8;
-            place += 1;
-        }
-        order
-    };
 
     #[inline(always)]
     unsafe fn run<K: Kernel<Self>>(kernel: K) {
@@ -195,28 +170,25 @@ impl Lanes for Avx2 {
         }
     }
 
-    /// A nibble picks the two upper bytes of its value from tables; these 16-bit values are
-    /// widened like bf16 pairs.
     #[inline(always)]
-    unsafe fn int4(from: *const u8) -> [__m256; 4] {
-        // SAFETY: AVX2 and 16 readable bytes by the caller's promise.
+    unsafe fn int4<const NIBBLE: u32>(words: __m256i) -> __m256 {
+        // SAFETY: AVX2 by the caller's promise.
         unsafe {
-            let high = _mm_loadu_si128(CODE_BYTES[0].as_ptr().cast());
-            let low = _mm_loadu_si128(CODE_BYTES[1].as_ptr().cast());
-            let (high, low) = (_mm256_broadcastsi128_si256(high), _mm256_broadcastsi128_si256(low));
-            let bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128(from.cast()));
-            let shifted = _mm256_srlv_epi32(bytes, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
-            let nibbles = _mm256_and_si256(shifted, _mm256_set1_epi8(0xF));
-            let (high, low) =
-                (_mm256_shuffle_epi8(high, nibbles), _mm256_shuffle_epi8(low, nibbles));
-            let (first, last) = (_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high));
-            let odd = _mm256_set1_epi32(0xFFFF_0000_u32 as i32);
-            [
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(first)),
-                _mm256_castsi256_ps(_mm256_and_si256(first, odd)),
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(last)),
-                _mm256_castsi256_ps(_mm256_and_si256(last, odd)),
-            ]
+            if NIBBLE == 7 {
+                // Left in place, the highest bit would be a sign.
+                return _mm256_cvtepi32_ps(_mm256_srli_epi32::<28>(words));
+            }
+            let mask = _mm256_set1_epi32(0xF << (4 * NIBBLE));
+            _mm256_cvtepi32_ps(_mm256_and_si256(words, mask))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn quads(from: *const f32) -> __m256 {
+        // SAFETY: AVX2 and 2 readable floats by the caller's promise.
+        unsafe {
+            let (low, high) = (_mm256_broadcast_ss(&*from), _mm256_broadcast_ss(&*from.add(1)));
+            _mm256_blend_ps::<0xF0>(low, high)
         }
     }
 }

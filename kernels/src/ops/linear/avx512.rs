@@ -15,17 +15,6 @@ impl Lanes for Avx512 {
     type Vector = __m512;
     type Pairs = __m512i;
     const COUNT: usize = 16;
-    /// Lane 4c + w of vector v is nibble 4v + c of word w.
-    const INT4_ORDER: [u8; 32] = {
-        let mut order = [0; 32];
-        let mut place = 0;
-        while place < 32 {
-            let (vector, lane) = (place / 16, place % 16);
-            order[place] = (8 * (lane % 4) + lane / 4 + 4 * vector) as u8;
-            place += 1;
-        }
-        order
-    };
 
     #[inline(always)]
     unsafe fn run<K: Kernel<Self>>(kernel: K) {
@@ -145,20 +134,26 @@ impl Lanes for Avx512 {
         }
     }
 
-    /// The low four bits of an index pick one of 16 values.
     #[inline(always)]
-    unsafe fn int4(from: *const u8) -> [__m512; 4] {
-        // SAFETY: AVX-512 and 16 readable bytes by the caller's promise.
+    unsafe fn int4<const NIBBLE: u32>(words: __m512i) -> __m512 {
+        // SAFETY: AVX-512 by the caller's promise.
         unsafe {
-            let values = _mm512_setr_ps(
-                -8., -7., -6., -5., -4., -3., -2., -1., 0., 1., 2., 3., 4., 5., 6., 7.,
-            );
-            let words = _mm512_broadcast_i32x4(_mm_loadu_si128(from.cast()));
-            let first = _mm512_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12);
-            let last = _mm512_add_epi32(first, _mm512_set1_epi32(16));
-            let first = _mm512_permutexvar_ps(_mm512_srlv_epi32(words, first), values);
-            let last = _mm512_permutexvar_ps(_mm512_srlv_epi32(words, last), values);
-            [first, last, _mm512_setzero_ps(), _mm512_setzero_ps()]
+            if NIBBLE == 7 {
+                // Left in place, the highest bit would be a sign.
+                return _mm512_cvtepi32_ps(_mm512_srli_epi32::<28>(words));
+            }
+            let mask = _mm512_set1_epi32(0xF << (4 * NIBBLE));
+            _mm512_cvtepi32_ps(_mm512_and_si512(words, mask))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn quads(from: *const f32) -> __m512 {
+        // SAFETY: AVX-512 and 4 readable floats by the caller's promise.
+        unsafe {
+            let four = _mm512_castps128_ps512(_mm_loadu_ps(from));
+            let places = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+            _mm512_permutexvar_ps(places, four)
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Activations as tiles want them: f32, padded with zeros, in the order of a weight's format.
 
 use super::{
-    lanes::{Kernel, Lanes, run_on},
-    product::{Order, padded, row_pitch},
+    lanes::{Kernel, LANES_MAX, Lanes, int4_floats, run_on},
+    product::{Order, row_pitch},
     scratch::Scratch,
 };
 use crate::{DType, Float, Isa, Stream, Tensor};
@@ -44,10 +44,7 @@ impl<'a> Inputs<'a> {
 /// All rows of a tensor, or slices of them, prepared in the orders that some weights need.
 pub(crate) struct Prepared {
     buffers: [Option<Scratch>; Order::ALL.len()],
-    /// Floats of a slice.
-    slice: usize,
-    /// Floats from row to row.
-    pitch: usize,
+    slices: Slices,
 }
 
 /// Slices of equal width of a row.
@@ -68,6 +65,12 @@ impl Slices {
     pub(crate) fn whole(width: usize) -> Self {
         Self { count: 1, width, offset: 0, stride: 0 }
     }
+
+    /// Floats of a prepared slice, and from one prepared row to the next.
+    fn prepared(self, order: Order) -> (usize, usize) {
+        let slice = order.floats(self.width);
+        (slice, row_pitch(self.count * slice))
+    }
 }
 
 impl Prepared {
@@ -84,9 +87,7 @@ impl Prepared {
         let last = slices.offset + slices.count.saturating_sub(1) * slices.stride;
         assert!(last + slices.width <= x.width(), "heads reach beyond the rows of the input");
         assert!(x.dtype().is_float(), "activations of type {}", x.dtype());
-        let slice = padded(slices.width);
-        let pitch = row_pitch(slices.count * slice);
-        let mut prepared = Self { buffers: [None, None, None], slice, pitch };
+        let mut prepared = Self { buffers: [None, None, None], slices };
         for order in orders {
             let buffer = &mut prepared.buffers[order as usize];
             if buffer.is_none() {
@@ -102,14 +103,14 @@ impl Prepared {
     /// If it was not prepared.
     pub(crate) fn slice(&self, order: Order, index: usize) -> Inputs<'_> {
         let buffer = self.buffers[order as usize].as_ref().expect("prepared for this order");
-        debug_assert!((index + 1) * self.slice <= self.pitch);
-        Inputs::new(buffer.as_ptr().wrapping_add(index * self.slice), self.pitch)
+        debug_assert!(index < self.slices.count);
+        let (slice, pitch) = self.slices.prepared(order);
+        Inputs::new(buffer.as_ptr().wrapping_add(index * slice), pitch)
     }
 }
 
 fn fill(stream: &Stream, x: &Tensor, slices: Slices, order: Order) -> Scratch {
-    let slice = padded(slices.width);
-    let pitch = row_pitch(slices.count * slice);
+    let (slice, pitch) = slices.prepared(order);
     let mut buffer = Scratch::take(x.rows() * pitch);
     let to = Destination(buffer.as_mut_ptr());
     let from = Source { first: x.as_ptr(), pitch: x.pitch_bytes(), dtype: x.dtype() };
@@ -161,7 +162,7 @@ impl Destination {
 /// may be the same.
 ///
 /// # Safety
-/// `from` holds `width` elements of `dtype`, `to` has room for `padded(width)` floats; the
+/// `from` holds `width` elements of `dtype`, `to` has room for `order.floats(width)` floats; the
 /// processor has `isa`.
 pub(crate) unsafe fn prepare(
     isa: Isa,
@@ -195,12 +196,12 @@ impl<L: Lanes> Kernel<L> for Row {
             if to.cast_const().cast() != from {
                 widen::<L>(dtype, from, width, to);
             }
-            let row = std::slice::from_raw_parts_mut(to, padded(width));
+            let row = std::slice::from_raw_parts_mut(to, order.floats(width));
             row[width..].fill(0.0);
             match order {
                 Order::Natural => {}
                 Order::Bf16Pairs => reorder(row, const { &bf16_order(L::COUNT) }),
-                Order::Int4 => reorder(row, &L::INT4_ORDER),
+                Order::Int4 => spread::<L>(row, width),
             }
         }
     }
@@ -212,6 +213,43 @@ fn reorder(row: &mut [f32], order: &[u8; 32]) {
         let old = *group;
         for (value, &element) in group.iter_mut().zip(order) {
             *value = old[usize::from(element & 31)];
+        }
+    }
+}
+
+/// What activations are multiplied with since [`Lanes::int4`] leaves codes where they are.
+const CODE_FACTORS: [f32; 8] = {
+    let mut factors = [1.0; 8];
+    let mut code = 1;
+    while code < 7 {
+        factors[code] = factors[code - 1] / 16.0;
+        code += 1;
+    }
+    factors
+};
+
+/// Puts `width` activations, padded with zeros, as tiles of INT4 weights want them: for each
+/// 8 · `COUNT` of them 8 vectors, whose lane `l` of vector v belongs to code v of word l and is
+/// divided by what [`Lanes::int4`] multiplies the code with; then a vector of −8 times the sum of
+/// each lane, since a weight is its code minus 8.
+#[inline(always)]
+fn spread<L: Lanes>(row: &mut [f32], width: usize) {
+    let block = 8 * L::COUNT;
+    // From the end: a block moves behind where it was.
+    for index in (0..width.div_ceil(block)).rev() {
+        let mut old = [0.0f32; 8 * LANES_MAX];
+        old[..block].copy_from_slice(&row[index * block..(index + 1) * block]);
+        let start = index * int4_floats(L::COUNT);
+        let vectors = &mut row[start..start + int4_floats(L::COUNT)];
+        let (vectors, sums) = vectors.split_at_mut(block);
+        sums.fill(0.0);
+        for (code, vector) in vectors.chunks_exact_mut(L::COUNT).enumerate() {
+            let factor = CODE_FACTORS[code];
+            for (lane, value) in vector.iter_mut().enumerate() {
+                let old = old[8 * lane + code];
+                *value = old * factor;
+                sums[lane] -= 8.0 * old;
+            }
         }
     }
 }

@@ -25,8 +25,6 @@ pub(crate) trait Lanes: Copy + 'static {
     type Pairs: Copy;
     /// Lanes of a vector: 8 or 16.
     const COUNT: usize;
-    /// The element, in a group of 32, that [`Lanes::int4`] puts at each place.
-    const INT4_ORDER: [u8; 32];
 
     /// Runs `kernel`, compiled for this instruction set.
     unsafe fn run<K: Kernel<Self>>(kernel: K);
@@ -49,7 +47,7 @@ pub(crate) trait Lanes: Copy + 'static {
 
     /// Asks for the cache line at `at`, which need not exist.
     unsafe fn prefetch(at: *const u8);
-    /// 2 · `COUNT` bf16 values from `from`.
+    /// 2 · `COUNT` bf16 values, or `COUNT` words of INT4 codes, from `from`.
     unsafe fn load_pairs(from: *const u8) -> Self::Pairs;
     /// The bf16 values at even places.
     unsafe fn even(pairs: Self::Pairs) -> Self::Vector;
@@ -61,9 +59,19 @@ pub(crate) trait Lanes: Copy + 'static {
     unsafe fn f16(from: *const u8) -> Self::Vector;
     /// `COUNT` FP8 E4M3 values from `from`, in order.
     unsafe fn f8e4m3(from: *const u8) -> Self::Vector;
-    /// The 32 codes minus 8 of 16 bytes from `from` in `INT4_ORDER`, in the first 32 / `COUNT`
-    /// vectors; the others are arbitrary.
-    unsafe fn int4(from: *const u8) -> [Self::Vector; 4];
+    /// Code `NIBBLE` of each of `COUNT` words as a number, times 16^`NIBBLE`, but not the last
+    /// one (7): then no bit has to be moved.
+    unsafe fn int4<const NIBBLE: u32>(words: Self::Pairs) -> Self::Vector;
+    /// `COUNT` / 4 floats from `from`, each in four lanes.
+    unsafe fn quads(from: *const f32) -> Self::Vector;
+}
+
+/// Lanes of the widest vector.
+pub(super) const LANES_MAX: usize = 16;
+
+/// Prepared activations for 8 · `lanes` INT4 weights.
+pub(super) const fn int4_floats(lanes: usize) -> usize {
+    9 * lanes
 }
 
 /// A piece of work that is compiled for an instruction set.

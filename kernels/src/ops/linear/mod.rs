@@ -28,7 +28,7 @@ pub(super) use self::{
     inputs::{Inputs, Prepared, Slices, prepare},
     lanes::{Kernel, Lanes, run_on},
     outputs::Outputs,
-    product::{Order, Pieces, Results, padded, product, row_pitch},
+    product::{Order, Pieces, Results, product, row_pitch},
     scratch::Scratch,
 };
 use crate::{Stream, Tensor, Weight};

@@ -29,15 +29,6 @@ impl Lanes for Portable {
     type Vector = [f32; COUNT];
     type Pairs = [u32; COUNT];
     const COUNT: usize = COUNT;
-    const INT4_ORDER: [u8; 32] = {
-        let mut order = [0; 32];
-        let mut place = 0;
-        while place < 32 {
-            order[place] = place as u8;
-            place += 1;
-        }
-        order
-    };
 
     #[inline(always)]
     unsafe fn run<K: Kernel<Self>>(kernel: K) {
@@ -127,14 +118,17 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    unsafe fn int4(from: *const u8) -> [Self::Vector; 4] {
-        // SAFETY: by the caller's promise.
-        let raw = unsafe { bytes::<16>(from) };
-        std::array::from_fn(|vector| {
-            std::array::from_fn(|lane| {
-                let nibble = (raw[4 * vector + lane / 2] >> (4 * (lane % 2))) & 0xF;
-                f32::from(nibble) - 8.0
-            })
+    unsafe fn int4<const NIBBLE: u32>(words: [u32; COUNT]) -> Self::Vector {
+        words.map(|word| {
+            let word = u32::from_le(word);
+            (if NIBBLE == 7 { word >> 28 } else { word & (0xF << (4 * NIBBLE)) }) as f32
         })
+    }
+
+    #[inline(always)]
+    unsafe fn quads(from: *const f32) -> Self::Vector {
+        // SAFETY: by the caller's promise.
+        let pair = unsafe { [from.read_unaligned(), from.add(1).read_unaligned()] };
+        std::array::from_fn(|lane| pair[lane / 4])
     }
 }

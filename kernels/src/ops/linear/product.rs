@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::{avx2::Avx2, avx512::Avx512};
 use super::{
     inputs::Inputs,
-    lanes::{Kernel, Lanes},
+    lanes::{Kernel, LANES_MAX, Lanes, int4_floats},
     portable::Portable,
     scratch::Scratch,
     tile::{Bf16, Format, Int4, Plain, Strip},
@@ -30,7 +30,7 @@ pub(crate) enum Order {
     Natural,
     /// In blocks of two vectors: `Lanes::even`, `Lanes::odd`.
     Bf16Pairs,
-    /// In groups of 32, as `Lanes::int4` unpacks them.
+    /// In blocks of 8 vectors, as `Lanes::int4` unpacks them, each followed by its sums.
     Int4,
 }
 
@@ -45,6 +45,19 @@ impl Order {
             Weight::Float(_) | Weight::Fp8(_) => Self::Natural,
             Weight::Int4(_) => Self::Int4,
         }
+    }
+
+    /// Floats that `inputs` activations take, padding included, whatever the instruction set.
+    pub(crate) fn floats(self, inputs: usize) -> usize {
+        match self {
+            Self::Natural | Self::Bf16Pairs => padded(inputs),
+            Self::Int4 => inputs.div_ceil(8 * LANES_MAX) * int4_floats(LANES_MAX),
+        }
+    }
+
+    /// The most floats that `inputs` activations take in any order.
+    pub(crate) fn floats_max(inputs: usize) -> usize {
+        Self::ALL.map(|order| order.floats(inputs)).into_iter().max().unwrap_or(0)
     }
 }
 
@@ -71,7 +84,7 @@ impl Pieces {
         let weights = if panel { PANEL_FLOATS } else { PACKED_WEIGHTS };
         let outputs = (weights / width).clamp(8, 64) / 8 * 8;
         let work = match weight {
-            Weight::Int4(_) => outputs * width / INT4_GROUP,
+            Weight::Int4(_) => outputs * width.next_multiple_of(8 * LANES_MAX) / INT4_GROUP,
             _ if panel => outputs * width,
             _ => 0,
         };
@@ -305,11 +318,13 @@ impl Job<'_> {
         let (codes, pitch) = self.first_row(&weight.packed);
         let (first, scale_pitch) = self.first_row(&weight.scale);
         let (rows, groups, to) = (self.outputs.len(), inputs / INT4_GROUP, self.work);
-        // SAFETY: codes and scales of these outputs exist; `work` holds more than their scales.
+        // The last block of a row reads scales for all its lanes.
+        let scales = groups.next_multiple_of(L::COUNT / 4);
+        // SAFETY: codes and scales of these outputs exist; `work` holds their scales, padded.
         unsafe {
             let dtype = weight.scale.dtype();
-            L::run(Scales { first, pitch: scale_pitch, dtype, rows, groups, to });
-            self.strips::<L, _>(Int4 { codes, pitch, scales: to, groups }, inputs);
+            L::run(Scales { first, pitch: scale_pitch, dtype, rows, groups, to, to_pitch: scales });
+            self.strips::<L, _>(Int4 { codes, pitch, scales: to, groups: scales }, inputs);
         }
     }
 }
@@ -417,7 +432,7 @@ impl<L: Lanes> Kernel<L> for Scale<'_> {
     }
 }
 
-/// Widens the scales of INT4 rows.
+/// Widens the scales of INT4 rows, padded with zeros.
 struct Scales {
     first: *const u8,
     pitch: usize,
@@ -425,20 +440,23 @@ struct Scales {
     rows: usize,
     groups: usize,
     to: *mut f32,
+    to_pitch: usize,
 }
 
 impl<L: Lanes> Kernel<L> for Scales {
     #[inline(always)]
     unsafe fn run(self) {
+        let Self { first, pitch, dtype, rows, groups, to, to_pitch } = self;
         // SAFETY: rows of scales and the space for them exist by the caller's promise.
         unsafe {
-            let bytes = self.groups * self.dtype.bytes();
-            let dense = self.pitch == bytes;
-            let (rows, count) =
-                if dense { (1, self.rows * self.groups) } else { (self.rows, self.groups) };
+            if pitch == groups * dtype.bytes() && to_pitch == groups {
+                super::inputs::widen::<L>(dtype, first, rows * groups, to);
+                return;
+            }
             for row in 0..rows {
-                let from = self.first.add(row * self.pitch);
-                super::inputs::widen::<L>(self.dtype, from, count, self.to.add(row * self.groups));
+                let to = to.add(row * to_pitch);
+                super::inputs::widen::<L>(dtype, first.add(row * pitch), groups, to);
+                std::slice::from_raw_parts_mut(to.add(groups), to_pitch - groups).fill(0.0);
             }
         }
     }

@@ -10,7 +10,7 @@
 
 use std::{hint::black_box, mem::MaybeUninit};
 
-use super::lanes::{Kernel, Lanes};
+use super::lanes::{Kernel, Lanes, int4_floats};
 
 /// Weights in a form that a tile can read: rows of blocks.
 pub(super) trait Format<L: Lanes>: Copy {
@@ -20,8 +20,10 @@ pub(super) trait Format<L: Lanes>: Copy {
     const BLOCK: usize;
     /// Bytes of a block.
     const BLOCK_BYTES: usize;
-    /// Bytes of an element, if a row may end inside a block.
-    const RAGGED_BYTES: Option<usize>;
+    /// Activations of a block, as prepared.
+    const BLOCK_FLOATS: usize;
+    /// Bits of an element.
+    const ELEMENT_BITS: usize;
     /// Outputs of a tile of 1, 2, … rows: 1, 2, 4 or 8, as the 16 registers of AVX2 allow.
     const TILE_OUTPUTS: &[usize];
 
@@ -31,14 +33,14 @@ pub(super) trait Format<L: Lanes>: Copy {
     /// There is such a row.
     unsafe fn row(&self, index: usize) -> Self::Row;
 
-    /// The row that starts at `from`. Only for ragged formats.
-    fn row_at(from: *const u8) -> Self::Row;
+    /// The row whose block 0 is a copy, at `copy`, of block `block` of `row`.
+    fn row_at(row: Self::Row, block: usize, copy: *const u8) -> Self::Row;
 
     /// Adds the products of block `block` of the `rows` with the activations at `x` (already at
     /// this block) to the partial sums.
     ///
     /// # Safety
-    /// The block lies inside the rows, and `x` points to `BLOCK` floats each.
+    /// The block lies inside the rows, and `x` points to `BLOCK_FLOATS` floats each.
     unsafe fn accumulate<const O: usize, const R: usize>(
         rows: &[Self::Row; O],
         block: usize,
@@ -46,7 +48,7 @@ pub(super) trait Format<L: Lanes>: Copy {
         sums: &mut [[L::Vector; O]; R],
     );
 
-    /// Bytes from which the row's block `block` is read. Only for ragged formats.
+    /// Bytes from which the row's block `block` is read.
     fn block_at(row: Self::Row, block: usize) -> *const u8;
 
     /// Where the row's weights begin, if they are read from where the checkpoint keeps them:
@@ -149,25 +151,23 @@ impl<F, const R: usize> Strip<F, R> {
                 }
                 let mut x = self.x;
                 for x in &mut x {
-                    *x = x.add(block * F::BLOCK);
+                    *x = x.add(block * F::BLOCK_FLOATS);
                 }
                 F::accumulate(&rows, block, &x, &mut sums);
             }
-            if let Some(bytes) = F::RAGGED_BYTES {
-                let rest = self.inputs % F::BLOCK;
-                if rest > 0 {
-                    let mut copies = [[0u8; 64]; O];
-                    for (row, copy) in rows.iter_mut().zip(&mut copies) {
-                        let from = F::block_at(*row, blocks);
-                        std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), rest * bytes);
-                        *row = F::row_at(copy.as_ptr());
-                    }
-                    let mut x = self.x;
-                    for x in &mut x {
-                        *x = x.add(blocks * F::BLOCK);
-                    }
-                    F::accumulate(&rows, 0, &x, &mut sums);
+            let rest = self.inputs % F::BLOCK;
+            if rest > 0 {
+                let mut copies = [[0u8; 64]; O];
+                for (row, copy) in rows.iter_mut().zip(&mut copies) {
+                    let (from, bytes) = (F::block_at(*row, blocks), rest * F::ELEMENT_BITS / 8);
+                    std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), bytes);
+                    *row = F::row_at(*row, blocks, copy.as_ptr());
                 }
+                let mut x = self.x;
+                for x in &mut x {
+                    *x = x.add(blocks * F::BLOCK_FLOATS);
+                }
+                F::accumulate(&rows, 0, &x, &mut sums);
             }
             sums
         }
@@ -187,7 +187,8 @@ impl<L: Lanes> Format<L> for Plain {
     type Row = *const u8;
     const BLOCK: usize = L::COUNT;
     const BLOCK_BYTES: usize = 4 * L::COUNT;
-    const RAGGED_BYTES: Option<usize> = Some(4);
+    const BLOCK_FLOATS: usize = L::COUNT;
+    const ELEMENT_BITS: usize = 32;
     const TILE_OUTPUTS: &[usize] = &[8, 4, 4];
 
     #[inline(always)]
@@ -197,8 +198,8 @@ impl<L: Lanes> Format<L> for Plain {
     }
 
     #[inline(always)]
-    fn row_at(from: *const u8) -> *const u8 {
-        from
+    fn row_at(_row: *const u8, _block: usize, copy: *const u8) -> *const u8 {
+        copy
     }
 
     #[inline(always)]
@@ -247,7 +248,8 @@ impl<L: Lanes> Format<L> for Bf16 {
     type Row = *const u8;
     const BLOCK: usize = 2 * L::COUNT;
     const BLOCK_BYTES: usize = 4 * L::COUNT;
-    const RAGGED_BYTES: Option<usize> = Some(2);
+    const BLOCK_FLOATS: usize = 2 * L::COUNT;
+    const ELEMENT_BITS: usize = 16;
     const TILE_OUTPUTS: &[usize] = &[8, 4, 2, 2, 2];
 
     #[inline(always)]
@@ -257,8 +259,8 @@ impl<L: Lanes> Format<L> for Bf16 {
     }
 
     #[inline(always)]
-    fn row_at(from: *const u8) -> *const u8 {
-        from
+    fn row_at(_row: *const u8, _block: usize, copy: *const u8) -> *const u8 {
+        copy
     }
 
     #[inline(always)]
@@ -345,10 +347,11 @@ pub(super) struct Int4Row {
 
 impl<L: Lanes> Format<L> for Int4 {
     type Row = Int4Row;
-    const BLOCK: usize = 32;
-    const BLOCK_BYTES: usize = 16;
-    const RAGGED_BYTES: Option<usize> = None;
-    const TILE_OUTPUTS: &[usize] = &[4, 1, 1, 1, 1, 1, 1, 1];
+    const BLOCK: usize = 8 * L::COUNT;
+    const BLOCK_BYTES: usize = 4 * L::COUNT;
+    const BLOCK_FLOATS: usize = int4_floats(L::COUNT);
+    const ELEMENT_BITS: usize = 4;
+    const TILE_OUTPUTS: &[usize] = &[4, 1, 1, 1, 1];
 
     #[inline(always)]
     unsafe fn row(&self, index: usize) -> Int4Row {
@@ -361,12 +364,14 @@ impl<L: Lanes> Format<L> for Int4 {
         }
     }
 
-    fn row_at(_from: *const u8) -> Int4Row {
-        unreachable!("INT4 rows are whole groups")
+    #[inline(always)]
+    fn row_at(row: Int4Row, block: usize, copy: *const u8) -> Int4Row {
+        Int4Row { codes: copy, scales: row.scales.wrapping_add(block * (L::COUNT / 4)) }
     }
 
-    fn block_at(_row: Int4Row, _block: usize) -> *const u8 {
-        unreachable!("INT4 rows are whole groups")
+    #[inline(always)]
+    fn block_at(row: Int4Row, block: usize) -> *const u8 {
+        row.codes.wrapping_add(block * L::COUNT * 4)
     }
 
     #[inline(always)]
@@ -383,16 +388,51 @@ impl<L: Lanes> Format<L> for Int4 {
     ) {
         // SAFETY: the block and the activations exist by the caller's promise.
         unsafe {
+            let mut words = [L::load_pairs(rows[0].codes.add(block * L::COUNT * 4)); O];
+            for o in 1..O {
+                words[o] = L::load_pairs(rows[o].codes.add(block * L::COUNT * 4));
+            }
+            let mut block_sums = [[L::zero(); O]; R];
+            for r in 0..R {
+                block_sums[r] = [L::load(x[r].add(8 * L::COUNT)); O];
+            }
+            // A nibble's place is a constant of the instructions.
+            Self::add_codes::<L, 0, O, R>(&words, x, &mut block_sums);
+            Self::add_codes::<L, 1, O, R>(&words, x, &mut block_sums);
+            Self::add_codes::<L, 2, O, R>(&words, x, &mut block_sums);
+            Self::add_codes::<L, 3, O, R>(&words, x, &mut block_sums);
+            Self::add_codes::<L, 4, O, R>(&words, x, &mut block_sums);
+            Self::add_codes::<L, 5, O, R>(&words, x, &mut block_sums);
+            Self::add_codes::<L, 6, O, R>(&words, x, &mut block_sums);
+            Self::add_codes::<L, 7, O, R>(&words, x, &mut block_sums);
             for o in 0..O {
-                let weights = L::int4(rows[o].codes.add(16 * block));
-                let scale = L::splat(rows[o].scales.add(block));
+                let scale = L::quads(rows[o].scales.add(block * (L::COUNT / 4)));
                 for r in 0..R {
-                    let mut group = L::mul(weights[0], L::load(x[r]));
-                    for vector in 1..32 / L::COUNT {
-                        let x = L::load(x[r].add(vector * L::COUNT));
-                        group = L::mul_add(weights[vector], x, group);
-                    }
-                    sums[r][o] = L::mul_add(group, scale, sums[r][o]);
+                    sums[r][o] = L::mul_add(block_sums[r][o], scale, sums[r][o]);
+                }
+            }
+        }
+    }
+}
+
+impl Int4 {
+    /// Adds the products of code `NIBBLE` of all words to the sums of a block.
+    #[inline(always)]
+    unsafe fn add_codes<L: Lanes, const NIBBLE: u32, const O: usize, const R: usize>(
+        words: &[L::Pairs; O],
+        x: &[*const f32; R],
+        sums: &mut [[L::Vector; O]; R],
+    ) {
+        // SAFETY: the activations exist by the caller's promise.
+        unsafe {
+            let mut codes = [L::zero(); O];
+            for o in 0..O {
+                codes[o] = L::int4::<NIBBLE>(words[o]);
+            }
+            for r in 0..R {
+                let value = L::load(x[r].add(NIBBLE as usize * L::COUNT));
+                for o in 0..O {
+                    sums[r][o] = L::mul_add(codes[o], value, sums[r][o]);
                 }
             }
         }
