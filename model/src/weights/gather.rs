@@ -11,9 +11,7 @@ use std::sync::Arc;
 use memmap2::MmapMut;
 use paceline_kernels::{SharedBytes, Tensor, Weight};
 
-use super::{
-    AttentionWeights, DraftAttention, DraftWeights, Ffn, MlpWeights, ModelWeights, Query,
-};
+use super::{AttentionWeights, DraftAttention, DraftWeights, Ffn, MlpWeights, ModelWeights, Query};
 
 /// Weights of up to this size are gathered. Of larger ones a second copy would cost memory and
 /// time to load that a user notices, and no cache holds a part of them worth having.
