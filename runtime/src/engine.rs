@@ -8,9 +8,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use paceline_comm::Usage;
-use paceline_model::{
-    ModelError, config::ModelConfig, pass::AttentionForm, tokenizer::Tokenizer,
-};
+use paceline_model::{ModelError, config::ModelConfig, pass::AttentionForm, tokenizer::Tokenizer};
 use paceline_spec::{Acceptance, ControllerOptions};
 
 use crate::{

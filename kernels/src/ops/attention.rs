@@ -239,7 +239,7 @@ fn run<T: Float>(
                         let result =
                             group.result(index * heads_here.len() + head - heads_here.start);
                         let columns = head * values.width..(head + 1) * values.width;
-                        // SAFETY: each (row, head) is in one unit, and each unit goes to one thread.
+                        // SAFETY: each (row, head) is in one unit, each unit goes to one thread.
                         let target = unsafe { out.part(rows.start + row, columns) };
                         for (to, &value) in target.iter_mut().zip(result) {
                             *to = T::from_f32(value);
