@@ -1,8 +1,8 @@
 //! The weights of one rank of a target model, in the form that the forward pass uses.
 //!
-//! Invariant: shapes are those of the configuration, cut for the rank by [`crate::shard`]. Large
-//! weights are views of the checkpoint's bytes; only the split of `kv_b_proj`, the norms and the
-//! router are small copies. Start reading at [`ModelWeights`].
+//! Invariant: shapes are those of the configuration, cut for the rank by [`crate::shard`]. The
+//! weights of large models are views of the checkpoint's bytes, but for the split of `kv_b_proj`,
+//! the norms and the router; small models are copied together. Start reading at [`ModelWeights`].
 //!
 //! Letters of the shapes: V vocabulary, H hidden width, Nh heads of this rank, dn and dr the parts
 //! of a query head without and with rotary position, dv the width of a value head, r the width of
