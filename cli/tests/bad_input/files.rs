@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::Path;
 use std::process::Stdio;
 
 use paceline_model::synthetic::{Synthetic, TinyModel};
@@ -44,10 +45,63 @@ fn every_file_that_is_cut_short_is_named() {
     }
 }
 
+/// Width to which [`enlarge`] stretches the first layer's MLP: more than 256 MB of weights, so that
+/// they are used where they are mapped instead of being copied when they are loaded.
+const LARGE_WIDTH: usize = 180_000;
+
+/// Stretches the MLP of the demo's first layer with zeros, which change no result and take no room
+/// on the disk.
+fn enlarge(directory: &Path) {
+    let path = directory.join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config["intermediate_size"] = json!(LARGE_WIDTH);
+    fs::write(&path, config.to_string()).unwrap();
+
+    let path = directory.join("model.safetensors");
+    let whole = fs::read(&path).unwrap();
+    let header_end = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    let mut header: Value = serde_json::from_slice(&whole[8..header_end]).unwrap();
+    let tensors = header.as_object_mut().unwrap();
+    tensors.remove("__metadata__");
+    // Where bytes go in the new file, and where they come from.
+    let (mut end, mut parts) = (0, Vec::new());
+    for (name, entry) in tensors.iter_mut() {
+        let [from, to] = [0, 1].map(|at| entry["data_offsets"][at].as_u64().unwrap() as usize);
+        let (from, mut bytes) = (header_end + from, to - from);
+        if let Some(module) = name.strip_prefix("model.layers.0.mlp.") {
+            let [rows, width] = [0, 1].map(|at| entry["shape"][at].as_u64().unwrap() as usize);
+            let (large, row_bytes) = match module {
+                "down_proj.weight" => ([rows, LARGE_WIDTH], 2 * LARGE_WIDTH),
+                _ => ([LARGE_WIDTH, width], 2 * width),
+            };
+            for row in 0..rows {
+                let start = from + 2 * width * row;
+                parts.push((end + row_bytes * row, start..start + 2 * width));
+            }
+            entry["shape"] = json!(large);
+            bytes = 2 * large[0] * large[1];
+        } else {
+            parts.push((end, from..from + bytes));
+        }
+        entry["data_offsets"] = json!([end, end + bytes]);
+        end += bytes;
+    }
+    let header = header.to_string();
+    let file = fs::File::create(&path).unwrap();
+    file.write_all_at(&(header.len() as u64).to_le_bytes(), 0).unwrap();
+    file.write_all_at(header.as_bytes(), 8).unwrap();
+    let start = 8 + header.len();
+    for (at, range) in parts {
+        file.write_all_at(&whole[range], (start + at) as u64).unwrap();
+    }
+    file.set_len((start + end) as u64).unwrap();
+}
+
 /// The same while the program runs: the mapped file shrinks under it.
 #[test]
 fn a_weight_file_that_is_cut_short_while_it_is_used_is_named() {
     let directory = demo();
+    enlarge(directory.path());
     let path = directory.path().join("model.safetensors");
     let mut child = paceline(&["generate", "--model", directory.path().to_str().unwrap()])
         .args(["--prompt", "Once", "--max-tokens", "100000", "--ignore-eos"])
