@@ -1,9 +1,10 @@
 //! What must hold of a `tokenizer.json` before the library that encodes with it may see it.
 //!
 //! The library panics on some files instead of refusing them: on broken JSON, on merges that make
-//! no token, and on texts that several of its normalizers change one after the other. Invariant:
-//! what passes [`check`] has steps of the kinds that byte-level tokenizers use, and each of its
-//! merges makes a token of its vocabulary.
+//! no token, and on texts that several of its normalizers change one after the other. Others make
+//! it take all memory. Invariant: what passes [`check`] has steps of the kinds that byte-level
+//! tokenizers use, a text becomes bytes once, repetitions in its patterns stay few, and each of
+//! its merges makes a token of its vocabulary.
 
 use serde_json::{Map, Value};
 
@@ -11,6 +12,11 @@ use serde_json::{Map, Value};
 const NORMALIZERS: &[&str] = &["NFC", "NFD", "NFKC", "NFKD"];
 /// Steps that split a text.
 const PRE_TOKENIZERS: &[&str] = &["ByteLevel", "Split", "Digits", "Punctuation"];
+/// Several times what any known tokenizer has.
+const STEPS_MAX: usize = 32;
+/// What the counts of a pattern, such as the 3 of `\p{N}{1,3}`, may multiply to: each is written
+/// out when the pattern is compiled, nested ones within each other.
+const REPETITIONS_MAX: usize = 1000;
 
 /// Checks the file's JSON.
 ///
@@ -46,9 +52,23 @@ fn check_steps(holder: &Value, key: &str, list: &str, known: &[&str]) -> Result<
         None | Some(Value::Null) => return Ok(()),
         Some(step) => step,
     };
-    let mut steps = vec![step];
+    let (mut steps, mut count, mut to_bytes) = (vec![step], 0, 0);
     while let Some(step) = steps.pop() {
         let kind = step.get("type").and_then(Value::as_str).unwrap_or_default();
+        count += 1;
+        // Each turns bytes into characters of up to two bytes: a few dozen fill any memory.
+        to_bytes += usize::from(kind == "ByteLevel");
+        if count > STEPS_MAX || to_bytes > 1 {
+            return Err(format!(
+                "`{key}` has more than {STEPS_MAX} steps, or ByteLevel more than once"
+            ));
+        }
+        let pattern = step.pointer("/pattern/Regex").and_then(Value::as_str).unwrap_or_default();
+        if repetitions(pattern) > REPETITIONS_MAX {
+            return Err(format!(
+                "`{key}` has a pattern with repetitions of more than {REPETITIONS_MAX} in all"
+            ));
+        }
         if kind == "Sequence" {
             steps.extend(step.get(list).and_then(Value::as_array).into_iter().flatten());
         } else if !known.contains(&kind) {
@@ -57,6 +77,16 @@ fn check_steps(holder: &Value, key: &str, list: &str, known: &[&str]) -> Result<
         }
     }
     Ok(())
+}
+
+/// The product of the counts in a pattern, `{2}`, `{2,}` or `{2,5}`.
+fn repetitions(pattern: &str) -> usize {
+    let counts = pattern.split('{').skip(1).filter_map(|rest| {
+        let count = rest.split('}').next()?;
+        let bounds = count.split(',').filter(|bound| !bound.trim().is_empty());
+        bounds.map(|bound| bound.trim().parse::<usize>().ok()).max()?
+    });
+    counts.fold(1, |product: usize, count| product.saturating_mul(count.max(1)))
 }
 
 /// A merge is a list of two tokens or, in older files, a text of two tokens with a space between.
@@ -89,7 +119,7 @@ fn check_merges(merges: &[Value], vocabulary: &Map<String, Value>) -> Result<(),
 mod tests {
     use serde_json::json;
 
-    use super::check;
+    use super::{check, repetitions};
 
     #[test]
     fn merges_make_tokens_of_the_vocabulary() {
@@ -110,6 +140,21 @@ mod tests {
     }
 
     #[test]
+    fn repetitions_are_multiplied() {
+        for (pattern, expected) in [
+            ("", 1),
+            (r"\p{N}{1,3}", 3),
+            (r"a{2}b{,4}c{5,}", 40),
+            (r"(?:a{50}){50}", 2500),
+            (r"\x{10FFFF}[{]x}", 1),
+            ("a{99999999999999999999}", 1),
+            ("a{9223372036854775807}{9}", usize::MAX),
+        ] {
+            assert_eq!(repetitions(pattern), expected, "{pattern}");
+        }
+    }
+
+    #[test]
     fn steps_are_of_known_kinds() {
         let file = |normalizer, pre_tokenizer| {
             json!({"normalizer": normalizer, "pre_tokenizer": pre_tokenizer,
@@ -120,7 +165,15 @@ mod tests {
         check(&file(json!({"type": "Sequence", "normalizers": []}), split)).unwrap();
         check(&file(json!({"type": "NFC"}), json!(null))).unwrap();
         let nested = json!({"type": "Sequence", "normalizers": [{"type": "Lowercase"}]});
+        let byte_level = json!({"type": "ByteLevel"});
+        let twice = json!({"type": "Sequence", "pretokenizers": [byte_level, byte_level]});
+        let many = vec![json!({"type": "Digits"}); 40];
+        let many = json!({"type": "Sequence", "pretokenizers": many});
+        let repeated = json!({"type": "Split", "pattern": {"Regex": "(?:(?=a){50}){50}"}});
         for (normalizer, pre_tokenizer, kind) in [
+            (json!(null), twice, "more than once"),
+            (json!(null), many, "more than 32"),
+            (json!(null), repeated, "repetitions"),
             (nested, json!(null), "Lowercase"),
             (json!(null), json!({"type": "Metaspace"}), "Metaspace"),
             (json!("NFC"), json!(null), "\"\""),
