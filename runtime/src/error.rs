@@ -64,16 +64,6 @@ pub enum RuntimeError {
     /// The system has no thread for the engine.
     #[error("the engine's thread could not be started: {0}; let this program have more threads")]
     Thread(#[source] std::io::Error),
-    /// There is no memory for something that an engine cannot do without.
-    #[error("there is no memory for {what} of {bytes} bytes; {advice}")]
-    Memory {
-        /// What was to be stored.
-        what: &'static str,
-        /// Its size.
-        bytes: usize,
-        /// What to do.
-        advice: &'static str,
-    },
     /// The model produced numbers that are no logits.
     #[error(
         "the logits of position {position} are not finite: the weights are damaged or do not fit \

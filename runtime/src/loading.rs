@@ -7,7 +7,7 @@ use std::{
 };
 
 use paceline_comm::{Communicator, Group, GroupOptions, in_process};
-use paceline_kernels::{DType, Stream, Tensor, Weight};
+use paceline_kernels::{Stream, Tensor, Weight};
 use paceline_model::{
     config::ModelConfig,
     eagle3::{config::DraftConfig, draft::Draft},
@@ -31,6 +31,10 @@ const DECODE_ROWS_MAX: usize = 256;
 const SEQUENCES_MAX: usize = 4096;
 /// Most rows of a cache; slots are numbered with 32 bits.
 const SLOTS_MAX: usize = 1 << 31;
+
+/// What to do if there is no memory for a cache.
+const CACHE_ADVICE: &str =
+    "ask for a shorter context (--context) or --dtype bf16, or raise the limit";
 
 /// Told bytes done and bytes in all while weights load.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
@@ -112,11 +116,9 @@ impl Plan {
         options.model.release();
         // Only now, since the weights have confirmed the sizes.
         let cache_bytes = self.config.cache_bytes(self.slots, options.dtype);
-        let advice = "ask for a shorter context (--context), or raise the limit";
-        memory::require("the cache", cache_bytes, advice)?;
+        memory::require("the cache", cache_bytes, CACHE_ADVICE)?;
         let (config, model_options) = (self.config.clone(), self.model_options.clone());
         let model = Model::new(config, weights, &parallel, communicator, stream, model_options)?;
-        check_memory(self.slots, self.config.layers * self.config.latent_width(), options.dtype)?;
         Ok(Rank::new(model, self.slots))
     }
 
@@ -153,7 +155,8 @@ impl Plan {
         let target = model.config();
         let draft =
             Draft::new(config.clone(), weights, target, embedding, head.as_ref(), dtype, rows_max)?;
-        check_memory(self.slots, draft.cache_width(), dtype)?;
+        let cache_bytes = (self.slots * dtype.bytes()) as u64 * draft.cache_width() as u64;
+        memory::require("the draft's cache", cache_bytes, CACHE_ADVICE)?;
         let sizes = DrafterSizes {
             slots: self.slots,
             rows_max,
@@ -323,17 +326,6 @@ fn slots(options: &EngineOptions, sequence_rows: usize, row_bytes: usize) -> Res
             advice: "ask for a smaller cache or a shorter context",
         }),
     }
-}
-
-/// Notices before it is too late that a cache cannot be had.
-fn check_memory(slots: usize, width: usize, dtype: DType) -> Result<()> {
-    let bytes = slots.saturating_mul(width).saturating_mul(dtype.bytes());
-    let reserved = Vec::<u8>::new().try_reserve_exact(bytes);
-    reserved.map_err(|_| RuntimeError::Memory {
-        what: "a cache",
-        bytes,
-        advice: "ask for a smaller cache, a shorter context, or --dtype bf16",
-    })
 }
 
 fn context_max(options: &EngineOptions, config: &ModelConfig) -> Result<usize> {
