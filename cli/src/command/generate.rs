@@ -1,7 +1,7 @@
 //! `paceline generate`: text after a prompt.
 
 use std::{
-    io::{IsTerminal, Read, Write},
+    io::{IsTerminal, Read},
     ops::ControlFlow,
     path::Path,
     process::ExitCode,
@@ -9,12 +9,15 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use paceline_model::chat::Message;
-use paceline_runtime::{Engine, Event, Outcome, Request, TokenEvent};
+use paceline_runtime::{Engine, Outcome, Request, TokenEvent};
 
 use crate::{
     args::{GenerateArguments, PromptArguments},
     launch::{self, BYTES_PER_POSITION_MAX, Session},
-    output::{print, run_report},
+    output::{
+        print::{self, AnswerWriter},
+        run_report,
+    },
 };
 
 pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
@@ -38,33 +41,13 @@ fn generate(
     engine: &mut Engine,
     request: &Request,
 ) -> Result<(Outcome, Vec<TokenEvent>)> {
-    let json = arguments.output.json;
-    let mut stdout = std::io::stdout().lock();
-    let (mut tokens, mut failure) = (Vec::new(), None);
-    let outcome = engine.generate(request, |event| {
-        let written = match event {
-            Event::Token(token) if json => {
-                tokens.push(token.clone());
-                Ok(())
-            }
-            Event::Text(text) if !json => {
-                stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
-            }
-            _ => Ok(()),
-        };
-        match print::read_away(written) {
-            Ok(false) => ControlFlow::Continue(()),
-            Ok(true) => ControlFlow::Break(()),
-            Err(error) => {
-                failure = Some(error);
-                ControlFlow::Break(())
-            }
-        }
+    let mut writer = AnswerWriter::new(arguments.output.json);
+    let outcome = engine.generate(request, |event| match writer.hear(&event) {
+        true => ControlFlow::Continue(()),
+        false => ControlFlow::Break(()),
     })?;
-    match failure {
-        Some(error) => Err(error),
-        None => Ok((outcome, tokens)),
-    }
+    let (tokens, _) = writer.finish()?;
+    Ok((outcome, tokens))
 }
 
 fn report(

@@ -9,7 +9,7 @@ mod input;
 
 use std::{
     collections::HashSet,
-    io::{IsTerminal, Write},
+    io::IsTerminal,
     ops::ControlFlow,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -21,13 +21,17 @@ use paceline_model::{
     chat::{ChatOptions, ChatTemplate},
     tokenizer::Tokenizer,
 };
-use paceline_runtime::{Event, FinishReason, Outcome, Request, RuntimeError, TokenEvent};
+use paceline_runtime::{FinishReason, Outcome, Request, RuntimeError, TokenEvent};
 
 use crate::{
     args::ChatArguments,
     interrupt::Interrupt,
     launch::{self, BYTES_PER_POSITION_MAX, Session},
-    output::{file, print, run_report},
+    output::{
+        file,
+        print::{self, AnswerWriter},
+        run_report,
+    },
 };
 use conversation::Conversation;
 use entry::Entry;
@@ -268,31 +272,14 @@ impl<'a> Chat<'a> {
         // Pressed between two answers, it is about neither.
         interrupt.map(Interrupt::take);
         let before = self.session.engine.communication();
-        let mut stdout = std::io::stdout().lock();
-        let (mut tokens, mut failure, mut reader_gone) = (Vec::new(), None, false);
+        let mut writer = AnswerWriter::new(json);
         let outcome = self.session.engine.generate(request, |event| {
-            let written = match event {
-                Event::Token(token) if json => {
-                    tokens.push(token.clone());
-                    Ok(())
-                }
-                Event::Text(text) if !json => {
-                    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
-                }
-                _ => Ok(()),
-            };
-            match print::read_away(written) {
-                Ok(gone) => reader_gone |= gone,
-                Err(error) => failure = Some(error),
-            }
-            match failure.is_some() || reader_gone || interrupt.is_some_and(Interrupt::take) {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
+            match writer.hear(&event) && !interrupt.is_some_and(Interrupt::take) {
+                true => ControlFlow::Continue(()),
+                false => ControlFlow::Break(()),
             }
         });
-        if let Some(error) = failure {
-            return Err(Problem::Fatal(error));
-        }
+        let (tokens, reader_gone) = writer.finish().map_err(Problem::Fatal)?;
         match outcome {
             Ok(outcome) => {
                 let usage = run_report::usage_since(&before, &self.session.engine.communication());
