@@ -156,7 +156,7 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Multiply-adds that are worth a thread of their own (about 10 µs).
+/// Multiply-adds that are worth a thread of their own.
 const WORK_A_THREAD: usize = 200_000;
 
 /// How queries are put into groups that see the same keys: heads of one row that share a key head,

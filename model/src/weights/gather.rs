@@ -2,8 +2,8 @@
 //!
 //! Views of a checkpoint lie in pages of 4 KiB, in the order of the file. Decoding streams all
 //! weights once a token, so it then waits for address translation, and caches that are indexed by
-//! physical addresses hold less. (24 MB summed again and again by one thread of a 2-core EPYC,
-//! 2026-11-30: 10 GB/s in small pages, 17 to 24 in large ones.) Invariant: values, shapes and types
+//! physical addresses hold less (`docs/results/2026-11-30-epyc-2-cores/large-pages.txt`).
+//! Invariant: values, shapes and types
 //! stay; only where they lie changes. Start reading at [`gather`].
 
 use std::sync::Arc;

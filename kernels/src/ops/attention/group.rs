@@ -11,15 +11,13 @@ use super::Source;
 use crate::{
     DType, Float, Isa,
     lanes::{exp, multiversion, tree_sum},
-    ops::linear::{Kernel, Lanes, run_on},
+    ops::linear::{Kernel, LANES_MAX, Lanes, run_on},
 };
 
 /// Queries of a group, at most.
 pub(super) const GROUP: usize = 4;
 /// Keys of a tile: as many sums as are added up together.
 const KEYS: usize = 4;
-/// Floats of the widest vector.
-const LANES_MAX: usize = 16;
 
 /// Working memory of a group: its queries as f32, and what becomes of them.
 #[derive(Default)]

@@ -67,7 +67,7 @@ pub(crate) trait Lanes: Copy + 'static {
 }
 
 /// Lanes of the widest vector.
-pub(super) const LANES_MAX: usize = 16;
+pub(crate) const LANES_MAX: usize = 16;
 
 /// Prepared activations for 8 · `lanes` INT4 weights.
 pub(super) const fn int4_floats(lanes: usize) -> usize {

@@ -26,14 +26,14 @@ use std::ops::Range;
 
 pub(super) use self::{
     inputs::{Inputs, Prepared, Slices, prepare},
-    lanes::{Kernel, Lanes, run_on},
+    lanes::{Kernel, LANES_MAX, Lanes, run_on},
     outputs::Outputs,
     product::{Order, Pieces, Results, product, row_pitch},
     scratch::Scratch,
 };
 use crate::{Stream, Tensor, Weight};
 
-/// Products that a thread should get, at least: about 20 µs, ten times what a fork costs.
+/// Products that a thread should get, at least: several times what a fork costs.
 pub(super) const GRAIN_PRODUCTS: usize = 1 << 18;
 /// Outputs that are not split over threads: the largest tile.
 pub(super) const UNIT: usize = 8;
