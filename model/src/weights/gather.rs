@@ -2,7 +2,7 @@
 //!
 //! Views of a checkpoint lie in pages of 4 KiB, in the order of the file. Decoding streams all
 //! weights once a token, so it then waits for address translation, and caches that are indexed by
-//! physical addresses hold less (`docs/results/2026-11-30-epyc-2-cores/large-pages.txt`).
+//! physical addresses hold less (`docs/results/2026-12-01-epyc-2-cores/large-pages.txt`).
 //! Invariant: values, shapes and types
 //! stay; only where they lie changes. Start reading at [`gather`].
 
