@@ -129,7 +129,7 @@ impl Controller {
             drafts: shapes.map(Draft::new).collect(),
             current: None,
             trial: None,
-            allowance: trial::ALLOWANCE_MAX,
+            allowance: trial::ALLOWANCE_FIRST,
         }
     }
 

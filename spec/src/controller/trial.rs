@@ -6,11 +6,13 @@ use super::{
 };
 use crate::{Limits, Plan};
 
-/// Share of all rounds that trials may cost, and the most that can be saved up, in plain rounds.
-/// The controller starts with that, so in 2,000 rounds a useless draft costs 28 plain rounds or
-/// 1.4 %, but for what the last trial overdraws.
+/// Share of all rounds that trials may cost, what may be spent at the start, and the most that can
+/// be saved up, the last two in plain rounds. So in 2,000 rounds a useless draft costs 23 plain
+/// rounds or 1.2 %, and in the 200 of a short answer 5 or 2.5 %, but for what the last trial
+/// overdraws.
 const ALLOWANCE_EARNED: f64 = 0.01;
-pub(super) const ALLOWANCE_MAX: f64 = 8.0;
+pub(super) const ALLOWANCE_FIRST: f64 = 3.0;
+const ALLOWANCE_MAX: f64 = 8.0;
 /// What a trial may overdraw before it ends.
 const OVERDRAFT_MAX: f64 = 2.0;
 /// Rounds after which a trial may fail, may succeed, and ends.
@@ -21,6 +23,11 @@ const ROUNDS_MAX: u32 = 24;
 const ROUNDS_PLAIN: u32 = 2;
 /// A draft that would not pay with this acceptance at each depth is not tried.
 const RATE_BEST: f64 = 0.95;
+/// Of the tokens that chains miss, the most that a tree may find: what it is taken to do, at best,
+/// once chains are known. Rank 2 to 4 of a draft hold less than that of what rank 1 misses.
+const FOUND_BEST: f64 = 0.75;
+/// Rounds after which a trial ends if the fastest of them leaves no hope.
+const ROUNDS_COST: u32 = 2;
 /// Rounds between a failed trial and the next one: the first wait, doubled with each failure.
 pub(super) const WAIT_ROUNDS_MIN: u64 = 32;
 pub(super) const WAIT_ROUNDS_MAX: u64 = 512;
@@ -40,6 +47,14 @@ pub(super) struct Trial {
     /// What the next round does.
     pub(super) plan: Plan,
     rounds: u32,
+    /// Of its fastest round.
+    seconds_least: f64,
+}
+
+impl Trial {
+    fn new(draft: Option<usize>, plan: Plan) -> Self {
+        Self { draft, plan, rounds: 0, seconds_least: f64::INFINITY }
+    }
 }
 
 impl Controller {
@@ -47,7 +62,7 @@ impl Controller {
     pub(super) fn next_trial(&mut self, limits: Limits) -> Option<Trial> {
         let measured_at = self.passes.measured_at(1).unwrap_or(0);
         if self.current.is_some() && self.round - measured_at >= PLAIN_REFRESH_ROUNDS {
-            return Some(Trial { draft: None, plan: Plan::Plain, rounds: 0 });
+            return Some(Trial::new(None, Plan::Plain));
         }
         for draft in 0..self.drafts.len() {
             let round = self.round;
@@ -68,7 +83,7 @@ impl Controller {
         self.drafts[draft].rates.limit_memory(memory);
         let depth_max = self.drafts[draft].trial_plan(limits)?.depth();
         self.drafts[draft].depth = self.best_depth(draft, depth_max);
-        Some(Trial { draft: Some(draft), plan: self.drafts[draft].plan(), rounds: 0 })
+        Some(Trial::new(Some(draft), self.drafts[draft].plan()))
     }
 
     /// The plan of the trial that is under way: a shorter chain where there is little room, and the
@@ -109,10 +124,16 @@ impl Controller {
         let lost_seconds = seconds - (accepted_mean + 1.0) / bar;
         self.allowance = (self.allowance - lost_seconds / plain).min(ALLOWANCE_MAX);
         trial.rounds += 1;
+        trial.seconds_least = trial.seconds_least.min(seconds);
         let Some(draft) = trial.draft else {
             return (trial.rounds < ROUNDS_PLAIN).then_some(trial);
         };
         if trial.rounds < ROUNDS_MIN {
+            let tokens_best = self.tokens_best(draft, plan.depth());
+            if trial.rounds >= ROUNDS_COST && tokens_best < bar * trial.seconds_least {
+                self.drafts[draft].postpone(self.round, false);
+                return None;
+            }
             return Some(trial);
         }
         let depth = self.best_depth(draft, usize::MAX);
@@ -162,12 +183,23 @@ impl Controller {
             Shape::Chain { drafted_max } => 1..=drafted_max,
             Shape::Tree(parameters) => parameters.depth()..=parameters.depth(),
         };
-        let tokens = |depth: usize| (0..=depth).map(|level| RATE_BEST.powi(level as i32)).sum();
         depths.into_iter().any(|depth| {
             let seconds = self.hoped_seconds(draft, depth).unwrap_or(0.0);
-            let tokens: f64 = tokens(depth);
-            tokens > bar * seconds
+            self.tokens_best(draft, depth) > bar * seconds
         })
+    }
+
+    /// Tokens a round with the best imaginable acceptance at each depth.
+    fn tokens_best(&self, draft: usize, depth: usize) -> f64 {
+        let chain = self.drafts.iter().find(|other| matches!(other.shape, Shape::Chain { .. }));
+        let rate = match (self.drafts[draft].shape, chain) {
+            (Shape::Tree(_), Some(chain)) if chain.rates.draws() >= f64::from(ROUNDS_MIN) => {
+                let rate = chain.rates.tokens_hoped(1) - 1.0;
+                RATE_BEST.min(rate + FOUND_BEST * (1.0 - rate))
+            }
+            _ => RATE_BEST,
+        };
+        (0..=depth).map(|level| rate.powi(level as i32)).sum()
     }
 
     /// Whether the allowance covers the shortest trial should nothing be accepted. A trial dearer
