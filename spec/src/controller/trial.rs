@@ -49,12 +49,8 @@ pub(super) struct Trial {
     rounds: u32,
     /// Of its fastest round.
     seconds_least: f64,
-}
-
-impl Trial {
-    fn new(draft: Option<usize>, plan: Plan) -> Self {
-        Self { draft, plan, rounds: 0, seconds_least: f64::INFINITY }
-    }
+    /// The allowance when it began.
+    allowance_before: f64,
 }
 
 impl Controller {
@@ -62,7 +58,7 @@ impl Controller {
     pub(super) fn next_trial(&mut self, limits: Limits) -> Option<Trial> {
         let measured_at = self.passes.measured_at(1).unwrap_or(0);
         if self.current.is_some() && self.round - measured_at >= PLAIN_REFRESH_ROUNDS {
-            return Some(Trial::new(None, Plan::Plain));
+            return Some(self.begin_trial(None, Plan::Plain));
         }
         for draft in 0..self.drafts.len() {
             let round = self.round;
@@ -83,7 +79,12 @@ impl Controller {
         self.drafts[draft].rates.limit_memory(memory);
         let depth_max = self.drafts[draft].trial_plan(limits)?.depth();
         self.drafts[draft].depth = self.best_depth(draft, depth_max);
-        Some(Trial::new(Some(draft), self.drafts[draft].plan()))
+        Some(self.begin_trial(Some(draft), self.drafts[draft].plan()))
+    }
+
+    fn begin_trial(&self, draft: Option<usize>, plan: Plan) -> Trial {
+        let allowance_before = self.allowance;
+        Trial { draft, plan, rounds: 0, seconds_least: f64::INFINITY, allowance_before }
     }
 
     /// The plan of the trial that is under way: a shorter chain where there is little room, and the
@@ -122,7 +123,8 @@ impl Controller {
             return Some(trial);
         }
         let lost_seconds = seconds - (accepted_mean + 1.0) / bar;
-        self.allowance = (self.allowance - lost_seconds / plain).min(ALLOWANCE_MAX);
+        // A lucky trial earns back what it lost, no more: luck must not pay for dearer trials.
+        self.allowance = (self.allowance - lost_seconds / plain).min(trial.allowance_before);
         trial.rounds += 1;
         trial.seconds_least = trial.seconds_least.min(seconds);
         let Some(draft) = trial.draft else {
