@@ -1,6 +1,6 @@
 //! What can go wrong in this crate because of its input.
 
-use crate::DType;
+use crate::{DType, driver::DriverError};
 
 /// Errors of tensors, weights and streams.
 ///
@@ -67,6 +67,9 @@ pub enum KernelError {
         /// The system's reason.
         reason: String,
     },
+    /// A device or its driver failed.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
 }
 
 /// Result with this crate's error.

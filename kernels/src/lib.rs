@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+pub mod driver;
 mod dtype;
 mod error;
 mod isa;

@@ -1,11 +1,15 @@
 //! Where and in which order operators run.
 //!
-//! On the CPU a stream is a pool of threads; operators run to their end before they return.
+//! On the CPU a stream is a pool of threads; operators run to their end before they return. On a
+//! device it is a queue that operators enter their kernels into, without waiting for them.
 //! Invariant: how work is split over threads never changes a result, only who computes it.
 
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc, time::Duration};
 
-use crate::{Isa, KernelError, Result};
+use crate::{
+    Isa, KernelError, Result,
+    driver::{Device, DeviceStream},
+};
 
 /// An ordered queue of operators. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -13,6 +17,7 @@ pub struct Stream {
     pool: Option<Arc<rayon::ThreadPool>>,
     threads: usize,
     isa: Isa,
+    device: Option<Arc<DeviceStream>>,
 }
 
 impl Stream {
@@ -35,32 +40,75 @@ impl Stream {
                 .map_err(|error| KernelError::Threads { threads, reason: error.to_string() })?;
             Some(Arc::new(pool))
         };
-        Ok(Self { pool, threads, isa: Isa::detect() })
+        Ok(Self { pool, threads, isa: Isa::detect(), device: None })
+    }
+
+    /// A new stream on `device`. Operators that exist only on the CPU panic when given one.
+    ///
+    /// # Errors
+    /// [`KernelError::Driver`] if the driver refuses.
+    pub fn cuda(device: &Device) -> Result<Self> {
+        let stream = Arc::new(DeviceStream::new(device)?);
+        Ok(Self { pool: None, threads: 1, isa: Isa::detect(), device: Some(stream) })
+    }
+
+    /// The device; none for the CPU.
+    pub fn device(&self) -> Option<&Device> {
+        self.device.as_deref().map(DeviceStream::device)
+    }
+
+    /// The device's queue; none for the CPU.
+    pub fn device_stream(&self) -> Option<&DeviceStream> {
+        self.device.as_deref()
+    }
+
+    /// Waits until all operators so far have ended, at most `limit`. On the CPU they have.
+    ///
+    /// # Errors
+    /// [`KernelError::Driver`] if they fail or take longer.
+    pub fn synchronize_within(&self, limit: Duration) -> Result<()> {
+        match &self.device {
+            Some(stream) => Ok(stream.synchronize_within(limit)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Catches operators that run on the CPU, and would not see what the device has yet to do.
+    #[inline]
+    fn assert_host(&self) {
+        if let Some(device) = self.device() {
+            panic!("a CPU operator was given a stream of GPU {}", device.ordinal());
+        }
     }
 
     /// The same stream restricted to `isa`, to compare implementations.
     ///
     /// # Panics
-    /// If this processor lacks `isa`.
+    /// If this processor lacks `isa`, or the stream is a device's.
     #[must_use]
     pub fn with_isa(mut self, isa: Isa) -> Self {
+        self.assert_host();
         assert!(isa.is_available(), "this processor has no {isa}");
         self.isa = isa;
         self
     }
 
-    /// Number of threads.
+    /// Number of threads; 1 for a device.
     pub fn threads(&self) -> usize {
         self.threads
     }
 
     /// The instruction set that operators use.
+    ///
+    /// # Panics
+    /// If the stream is a device's.
     pub fn isa(&self) -> Isa {
+        self.assert_host();
         self.isa
     }
 
     /// Runs `work` on one of the stream's threads, so that the operators inside start without
-    /// waking the pool. Wrap a whole pass in it, not each operator.
+    /// waking the pool; for a device, on this thread. Wrap a whole pass in it, not each operator.
     pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         match &self.pool {
             Some(pool) => pool.install(work),
@@ -70,7 +118,11 @@ impl Stream {
 
     /// Splits `0..count` into at most one range a thread, none shorter than `grain` (but the
     /// last), and calls `work` on each, on all threads. Does not allocate.
+    ///
+    /// # Panics
+    /// If the stream is a device's.
     pub fn split(&self, count: usize, grain: usize, work: impl Fn(Range<usize>) + Sync) {
+        self.assert_host();
         if count == 0 {
             return;
         }

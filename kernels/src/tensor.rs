@@ -2,12 +2,16 @@
 //!
 //! A tensor either owns its memory (activations, caches: writable, 64-byte aligned) or views
 //! shared read-only bytes (weights in a mapped file or in the binary: never copied). A view may
-//! skip bytes between rows, so that a shard of a weight is a view too.
+//! skip bytes between rows, so that a shard of a weight is a view too. The memory may also be that of
+//! a device, see `device.rs`; accessors that need it on the host then panic.
 //! Invariant: the bytes of every row lie inside the storage; this is checked once, when made.
 
 use std::{ops::Range, sync::Arc};
 
+use self::device::DeviceStorage;
 use crate::{DType, Element, Float, KernelError, Result};
+
+mod device;
 
 /// Read-only bytes that tensors can share: a mapped file, static data, a frozen buffer.
 pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
@@ -20,6 +24,9 @@ const CHUNK_BYTES: usize = 16;
 /// A dense tensor of up to four dimensions, row-major.
 ///
 /// "Row" means the last dimension; [`Tensor::rows`] counts all the others together.
+///
+/// A clone of a host tensor that owns its memory is a copy, a clone of a view is a view. A writable
+/// device tensor cannot be cloned: that panics, see [`Tensor::zeros_on`].
 #[derive(Clone)]
 pub struct Tensor {
     dtype: DType,
@@ -36,6 +43,7 @@ pub struct Tensor {
 enum Storage {
     Owned(Vec<Chunk>),
     Shared(SharedBytes),
+    Device(DeviceStorage),
 }
 
 /// Unit of allocation. Memory of this alignment comes zeroed from the system without being
@@ -160,20 +168,22 @@ impl Tensor {
     }
 
     fn assert_fits(&self, shape: &[usize]) {
-        let Storage::Owned(chunks) = &self.storage else { panic!("a view cannot be resized") };
-        let fits = checked_bytes(self.dtype, shape)
-            .is_some_and(|bytes| self.offset + bytes <= chunks.len() * CHUNK_BYTES);
+        let end = match &self.storage {
+            Storage::Owned(chunks) => chunks.len() * CHUNK_BYTES,
+            Storage::Device(storage) if storage.writable => storage.end,
+            _ => panic!("a view cannot be resized"),
+        };
+        let fits = checked_bytes(self.dtype, shape).is_some_and(|bytes| bytes <= end - self.offset);
         assert!(fits, "a shape of {shape:?} does not fit this tensor's memory");
     }
 
     /// Sets all elements to zero.
     ///
     /// # Panics
-    /// If the tensor is a view.
+    /// If the tensor is a view or on a device.
     pub fn fill_zero(&mut self) {
         let range = self.offset..self.offset + self.bytes();
-        let Storage::Owned(chunks) = &mut self.storage else { panic!("a view is read-only") };
-        bytemuck::cast_slice_mut::<_, u8>(chunks)[range].fill(0);
+        self.owned_bytes_mut()[range].fill(0);
     }
 
     /// Makes the memory shareable, so that clones and views of it are cheap and read-only.
@@ -181,6 +191,9 @@ impl Tensor {
     pub fn into_shared(self) -> Self {
         let storage = match self.storage {
             Storage::Owned(chunks) => Storage::Shared(Arc::new(Frozen(chunks))),
+            Storage::Device(storage) => {
+                Storage::Device(DeviceStorage { writable: false, ..storage })
+            }
             shared @ Storage::Shared(_) => shared,
         };
         Self { storage, ..self }
@@ -216,14 +229,19 @@ impl Tensor {
 
     fn assert_viewable(&self) {
         assert!(self.dimensions == 2, "views are taken of matrices");
-        assert!(matches!(self.storage, Storage::Shared(_)), "share the tensor before viewing it");
+        let shared = match &self.storage {
+            Storage::Owned(_) => false,
+            Storage::Shared(_) => true,
+            Storage::Device(storage) => !storage.writable,
+        };
+        assert!(shared, "share the tensor before viewing it");
     }
 
     /// All elements. Only for tensors without gaps whose memory is aligned for `T` (owned ones
     /// always are).
     ///
     /// # Panics
-    /// On another element type, gaps or misaligned memory.
+    /// On another element type, gaps, misaligned memory or memory of a device.
     pub fn as_slice<T: Element>(&self) -> &[T] {
         assert_eq!(T::DTYPE, self.dtype, "tensor holds another element type");
         assert!(self.is_dense(), "tensor has gaps between rows");
@@ -234,12 +252,11 @@ impl Tensor {
     /// All elements, writable.
     ///
     /// # Panics
-    /// On another element type, or if the tensor is a view.
+    /// On another element type, or if the tensor is a view or on a device.
     pub fn as_mut_slice<T: Element>(&mut self) -> &mut [T] {
         assert_eq!(T::DTYPE, self.dtype, "tensor holds another element type");
         let range = self.offset..self.offset + self.bytes();
-        let Storage::Owned(chunks) = &mut self.storage else { panic!("a view is read-only") };
-        bytemuck::cast_slice_mut(&mut bytemuck::cast_slice_mut::<_, u8>(chunks)[range])
+        bytemuck::cast_slice_mut(&mut self.owned_bytes_mut()[range])
     }
 
     /// The bytes of row `index` (over all dimensions but the last).
@@ -254,6 +271,9 @@ impl Tensor {
     }
 
     /// Pointer to the first element; row `i` starts `i *` [`Tensor::pitch_bytes`] further.
+    ///
+    /// # Panics
+    /// If the tensor is on a device, as do all accessors of elements.
     pub fn as_ptr(&self) -> *const u8 {
         self.storage_bytes()[self.offset..].as_ptr()
     }
@@ -290,13 +310,26 @@ impl Tensor {
         match &self.storage {
             Storage::Owned(chunks) => bytemuck::cast_slice(chunks),
             Storage::Shared(bytes) => (**bytes).as_ref(),
+            Storage::Device(storage) => storage.refuse(),
+        }
+    }
+
+    fn owned_bytes_mut(&mut self) -> &mut [u8] {
+        match &mut self.storage {
+            Storage::Owned(chunks) => bytemuck::cast_slice_mut(chunks),
+            Storage::Shared(_) => panic!("a view is read-only"),
+            Storage::Device(storage) => storage.refuse(),
         }
     }
 }
 
 impl std::fmt::Debug for Tensor {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "Tensor({} {:?})", self.dtype, self.shape())
+        write!(formatter, "Tensor({} {:?}", self.dtype, self.shape())?;
+        if let Some(device) = self.device() {
+            write!(formatter, " on GPU {}", device.ordinal())?;
+        }
+        formatter.write_str(")")
     }
 }
 
