@@ -2,8 +2,8 @@
 //!
 //! A tensor either owns its memory (activations, caches: writable, 64-byte aligned) or views
 //! shared read-only bytes (weights in a mapped file or in the binary: never copied). A view may
-//! skip bytes between rows, so that a shard of a weight is a view too. The memory may also be that of
-//! a device, see `device.rs`; accessors that need it on the host then panic.
+//! skip bytes between rows, so that a shard of a weight is a view too. The memory may also be that
+//! of a device, see `device.rs`; accessors that need it on the host then panic.
 //! Invariant: the bytes of every row lie inside the storage; this is checked once, when made.
 
 use std::{ops::Range, sync::Arc};

@@ -1,7 +1,8 @@
 //! Tensors in device memory.
 //!
-//! Invariant: as on the host, the bytes of every row lie inside the storage, and what can be written
-//! has one owner: a device tensor is cloned only after [`Tensor::into_shared`] has made it read-only.
+//! Invariant: as on the host, the bytes of every row lie inside the storage, and what can be
+//! written has one owner: a device tensor is cloned only after [`Tensor::into_shared`] has made it
+//! read-only.
 
 use std::sync::Arc;
 
@@ -63,8 +64,8 @@ impl Tensor {
     /// If `shape` has no or more than four dimensions.
     ///
     /// # Safety
-    /// The memory holds initialised elements, and no other tensor or owner writes these bytes but in
-    /// an agreed order (streams, flags), as long as this tensor or one made of it lives.
+    /// The memory holds initialised elements, and no other tensor or owner writes these bytes but
+    /// in an agreed order (streams, flags), as long as this tensor or one made of it lives.
     pub unsafe fn from_device_memory(
         dtype: DType,
         shape: &[usize],
@@ -117,8 +118,8 @@ impl Tensor {
     /// If the device fails or the work before does not end in time.
     ///
     /// # Panics
-    /// If shapes or types differ, `from` has gaps, a tensor lies on the wrong side, the stream is of
-    /// another device, or this one is a view.
+    /// If shapes or types differ, `from` has gaps, a tensor lies on the wrong side, the stream is
+    /// of another device, or this one is a view.
     pub fn copy_from_host(&mut self, from: &Self, stream: &DeviceStream) -> Result<()> {
         assert_eq!((self.dtype, self.shape()), (from.dtype, from.shape()), "tensors differ");
         assert!(from.is_dense(), "tensor has gaps between rows");
