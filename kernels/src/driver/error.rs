@@ -143,6 +143,7 @@ fn on(device: Option<u32>) -> String {
 /// What to do about a status; numbers and causes are those of cuda.h.
 fn next(code: u32) -> &'static str {
     match code {
+        1 | 400 => "a size, address, stream or descriptor does not fit this device",
         2 => "end other programs on the GPU",
         34 => "a stub library was found before the driver: take it out of LD_LIBRARY_PATH",
         46 => "the GPU is held by another process: look at nvidia-smi",
