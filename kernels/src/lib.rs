@@ -3,6 +3,7 @@
 pub mod driver;
 mod dtype;
 mod error;
+pub mod fatbin;
 mod isa;
 mod lanes;
 pub mod ops;

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use self::count::Count;
+use crate::kernels;
 use crate::manifest::Manifest;
 use crate::process::Invocation;
 use crate::tidy;
@@ -28,6 +29,8 @@ enum Work {
     Commands(Vec<Invocation>),
     /// Runs tidy in this process.
     Tidy,
+    /// Compiles the CUDA sources in this process.
+    Kernels,
     /// Runs this where the cargo subcommand is installed.
     IfInstalled { probe: Invocation, command: Invocation },
     /// Runs the tests and counts them.
@@ -65,6 +68,7 @@ pub(crate) fn list(workspace: &Workspace) -> Result<()> {
                 }
             }
             Work::Tidy => println!("{:9} cargo xtask tidy", step.name),
+            Work::Kernels => println!("{:9} cargo xtask kernels --check", step.name),
             Work::IfInstalled { command, .. } => {
                 println!("{:9} {command} (where installed)", step.name);
             }
@@ -81,6 +85,9 @@ fn steps(workspace: &Workspace) -> Result<Vec<Step>> {
     Ok(vec![
         step("fmt", [Invocation::cargo(["fmt", "--all", "--check"])]),
         Step { name: "tidy", work: Work::Tidy },
+        // Before everything that builds the workspace: all crates stand on the one that embeds
+        // the result.
+        Step { name: "kernels", work: Work::Kernels },
         step("clippy", [Invocation::cargo(clippy)]),
         step("doc", [doc]),
         step("features", feature_checks(workspace)?),
@@ -131,6 +138,7 @@ fn perform(workspace: &Workspace, step: &Step) -> Result<Option<Count>> {
             Ok(None)
         }
         Work::Tidy => tidy::run(workspace).map(|()| None),
+        Work::Kernels => kernels::run(workspace, &kernels::Options::CHECK).map(|()| None),
         Work::IfInstalled { probe, command } => {
             if !probe.succeeds(workspace) {
                 println!("left out: `{probe}` does not run here");

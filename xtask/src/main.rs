@@ -1,10 +1,14 @@
-//! Development tasks of paceline: `cargo xtask tidy` and `cargo xtask ci`.
+//! Development tasks of paceline: `cargo xtask tidy`, `ci`, `kernels` and `bundle`.
 //!
 //! One file a subcommand; this one only reads the command line. Start reading in `ci.rs` (the list
 //! of CI steps) or in `tidy.rs` (the list of rules). The crate uses no other crate of the
-//! workspace, so it builds in a second and can check a workspace that does not compile.
+//! workspace, so it builds in a second and can check a workspace that does not compile; the one
+//! folder that it shares is `kernels/build/`, which is compiled into both.
 
 mod ci;
+#[path = "../../kernels/build/mod.rs"]
+mod cuda;
+mod kernels;
 mod manifest;
 mod process;
 mod tidy;
@@ -27,6 +31,9 @@ Commands:
   ci             run every step of CI and stop at the first that fails
   ci <step>...   run only the named steps
   ci --list      print the steps and the commands behind them
+  kernels        compile the CUDA sources, with an nvcc that is found or installed from PyPI
+    --arch <target>...  only for these, as in sm_90a
+    --check             fail where nvcc is too old for a target, as CI does
   help           print this text
 ";
 
@@ -51,6 +58,9 @@ fn run(arguments: &[&str]) -> Result<()> {
         ["tidy"] => tidy::run(&Workspace::find()?),
         ["ci", "--list"] => ci::list(&Workspace::find()?),
         ["ci", steps @ ..] => ci::run(&Workspace::find()?, steps),
+        ["kernels", options @ ..] => {
+            kernels::run(&Workspace::find()?, &kernels::Options::parse(options)?)
+        }
         [command @ "tidy", rest @ ..] => bail!("`{command}` takes no arguments, got {rest:?}"),
         [command, ..] => bail!("no command `{command}`; `cargo xtask help` lists them"),
     }

@@ -4,6 +4,8 @@
 //! arrays over several lines) and needs no dependency for it. What it does not understand it
 //! leaves out.
 
+use crate::cuda::toml::{statements, strings};
+
 /// What a `Cargo.toml` says.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Manifest {
@@ -98,47 +100,8 @@ fn last_key(header: &str) -> &str {
     header.rsplit('.').next().unwrap_or(header)
 }
 
-/// The manifest's lines without comments, with arrays over several lines joined into one.
-fn statements(text: &str) -> Vec<(usize, String)> {
-    let mut statements: Vec<(usize, String)> = Vec::new();
-    let mut open = false;
-    for (index, line) in text.lines().enumerate() {
-        let line = without_comment(line).trim();
-        if line.is_empty() {
-            continue;
-        }
-        match statements.last_mut() {
-            Some((_, last)) if open => {
-                last.push(' ');
-                last.push_str(line);
-            }
-            _ => statements.push((index + 1, line.to_owned())),
-        }
-        let last = statements.last().map_or("", |(_, last)| last.as_str());
-        open = last.matches('[').count() > last.matches(']').count();
-    }
-    statements
-}
-
-fn without_comment(line: &str) -> &str {
-    let mut quoted = false;
-    for (at, character) in line.char_indices() {
-        match character {
-            '"' => quoted = !quoted,
-            '#' if !quoted => return &line[..at],
-            _ => {}
-        }
-    }
-    line
-}
-
 fn unquote(value: &str) -> &str {
     value.trim().trim_matches(['"', '\''])
-}
-
-/// Every quoted string of a value.
-fn strings(value: &str) -> Vec<String> {
-    value.split('"').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
 #[cfg(test)]
