@@ -5,6 +5,7 @@
 //! workspace, so it builds in a second and can check a workspace that does not compile; the one
 //! folder that it shares is `kernels/build/`, which is compiled into both.
 
+mod bundle;
 mod ci;
 #[path = "../../kernels/build/mod.rs"]
 mod cuda;
@@ -34,6 +35,7 @@ Commands:
   kernels        compile the CUDA sources, with an nvcc that is found or installed from PyPI
     --arch <target>...  only for these, as in sm_90a
     --check             fail where nvcc is too old for a target, as CI does
+  bundle         pack the binary and the GPU tests for a machine without cargo
   help           print this text
 ";
 
@@ -61,7 +63,10 @@ fn run(arguments: &[&str]) -> Result<()> {
         ["kernels", options @ ..] => {
             kernels::run(&Workspace::find()?, &kernels::Options::parse(options)?)
         }
-        [command @ "tidy", rest @ ..] => bail!("`{command}` takes no arguments, got {rest:?}"),
+        ["bundle"] => bundle::run(&Workspace::find()?),
+        [command @ ("tidy" | "bundle"), rest @ ..] => {
+            bail!("`{command}` takes no arguments, got {rest:?}")
+        }
         [command, ..] => bail!("no command `{command}`; `cargo xtask help` lists them"),
     }
 }
