@@ -89,6 +89,14 @@ fn found_fatbins(sources: &Sources, out: &Path) -> Result<Vec<(String, PathBuf)>
     let (fresh, stale): (Vec<&Source>, Vec<&Source>) = sources.list.iter().partition(is_ready);
     let mut fatbins = Vec::new();
     if let Some(ready) = &ready {
+        let is_narrow = |source: &&&Source| !ready.is_fresh(source, Some(&source.targets));
+        let narrow = fresh.iter().filter(is_narrow).count();
+        if narrow > 0 {
+            println!(
+                "cargo::warning={narrow} CUDA sources are compiled for some of their targets only; \
+                 `cargo xtask kernels` compiles them for all"
+            );
+        }
         fatbins.extend(fresh.iter().map(|source| (source.name.clone(), ready.fatbin(source))));
     }
     if !stale.is_empty() {

@@ -29,8 +29,8 @@ impl Nvcc {
     /// The first nvcc of the search order; `Ok(None)` if there is none. `installed` is the folder
     /// of an nvcc that `cargo xtask kernels` installed.
     ///
-    /// An nvcc that is named but missing, or that does not run, is an error: a search that went on
-    /// would compile with another one than the user means.
+    /// An nvcc that `PACELINE_NVCC` names but that is missing, or one that is found but does not
+    /// run, is an error: a search that went on would take another one than the user means.
     pub(crate) fn find(installed: Option<&Path>) -> Result<Option<Self>> {
         if let Some(named) = env::var_os(VARIABLES[0]).filter(|named| !named.is_empty()) {
             return Self::at(PathBuf::from(named)).map(Some);
