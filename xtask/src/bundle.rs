@@ -1,9 +1,11 @@
 //! `cargo xtask bundle`: the binary, the test programs and a runner, for a GPU machine without cargo.
 //!
 //! Everything is compiled here and stripped; the machine needs bash, glibc of this machine's
-//! version or newer, and the driver. It is one archive, kept small enough to be copied often.
+//! version or newer, the driver, and a checkout for the demo model's weights. It is one archive,
+//! kept small enough to be copied often.
 
 mod artifact;
+mod demo;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -63,7 +65,9 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     for TestProgram { name, path } in &programs {
         strip(path, &tests_folder.join(name))?;
     }
-    write_runner(&folder.join("run-tests.sh"))?;
+    demo::cut_out(workspace, &folder.join("paceline"), &folder.join("demo.txt"))?;
+    write_script(&folder.join("restore-demo.sh"), demo::RESTORE)?;
+    write_script(&folder.join("run-tests.sh"), RUNNER)?;
     let archive = pack(&target)?;
     report(&folder, &archive)
 }
@@ -82,9 +86,9 @@ fn strip(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-fn write_runner(path: &Path) -> Result<()> {
+fn write_script(path: &Path, text: &str) -> Result<()> {
     let cannot_write = || format!("cannot write {}", path.display());
-    fs::write(path, RUNNER).with_context(cannot_write)?;
+    fs::write(path, text).with_context(cannot_write)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).with_context(cannot_write)
 }
 
@@ -119,7 +123,7 @@ fn report(folder: &Path, archive: &Path) -> Result<()> {
     let packed = bytes(archive)?;
     println!(
         "{}: {:.2} MB, {:.2} MB unpacked; on a GPU machine: \
-         tar -xzf bundle.tar.gz && bundle/run-tests.sh GPUS",
+         tar -xzf bundle.tar.gz && bundle/restore-demo.sh CHECKOUT && bundle/run-tests.sh GPUS",
         archive.display(),
         megabytes(packed),
         megabytes(unpacked)
@@ -173,7 +177,7 @@ mod tests {
             let executable = fs::Permissions::from_mode(0o755);
             fs::set_permissions(&path, executable).expect("the file was written");
         }
-        write_runner(&folder.join("run-tests.sh")).expect("the folder can be written");
+        write_script(&folder.join("run-tests.sh"), RUNNER).expect("the folder can be written");
         let mut command = Command::new("bash");
         command.arg(folder.join("run-tests.sh")).args(arguments).env("PACELINE_TEST_SECONDS", "1");
         let output = command.output().expect("bash runs");
