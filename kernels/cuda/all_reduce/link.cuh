@@ -32,8 +32,9 @@ struct Failure {
 static_assert(sizeof(Failure) == 16, "twin of Failure in all_reduce.rs");
 
 struct Link {
-    // By rank, as mapped here: [parity 2][stage 2][source rank][slot_bytes].
-    uint64_t inbox[kRanksMax];
+    // By rank, as mapped here. Inboxes (on a GPU): [parity 2][stage 2][source rank][slot_bytes].
+    // Outboxes (in host memory): [flags][parity 2][stage 2][slot_bytes], see staged.cuh.
+    uint64_t box[kRanksMax];
     State* state;
     Failure* failure;
     // In pinned host memory: not 0 asks all waits to end.
@@ -88,7 +89,7 @@ public:
     // Where rank `source` puts what it sends to rank `target`.
     __device__ __forceinline__ Vector* slot(int stage, int target, int source) const {
         uint64_t place = ((epoch & 1) * 2 + stage) * link.world + source;
-        return reinterpret_cast<Vector*>(link.inbox[target] + place * link.slot_bytes);
+        return reinterpret_cast<Vector*>(link.box[target] + place * link.slot_bytes);
     }
 
     // Of a loop that waits for `peer`: whether to give up.

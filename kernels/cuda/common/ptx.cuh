@@ -79,6 +79,12 @@ __device__ __forceinline__ void store_release_sys(uint32_t* to, uint32_t value) 
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
+__device__ __forceinline__ uint32_t load_acquire_sys(const uint32_t* from) {
+    uint32_t value;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
+}
+
 __device__ __forceinline__ uint32_t load_relaxed_gpu(const uint32_t* from) {
     uint32_t value;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");

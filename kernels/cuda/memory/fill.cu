@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "memory/grid_dependency.cuh"
+#include "../common/ptx.cuh"
 
 // The twin of a `#[repr(C)]` struct of the launcher.
 struct FillParams {
@@ -20,8 +20,8 @@ static_assert(sizeof(FillParams) == 24);
 static_assert(offsetof(FillParams, count) == 8 && offsetof(FillParams, pattern) == 16);
 
 extern "C" __global__ void fill_u32(FillParams params) {
-    grid_dependency_launch_dependents();
-    grid_dependency_wait();
+    paceline::let_next_kernel_start();
+    paceline::wait_for_previous_kernel();
     const uint64_t step = uint64_t{gridDim.x} * blockDim.x;
     const uint64_t first = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     for (uint64_t index = first; index < params.count; index += step) {
