@@ -1,4 +1,4 @@
-//! A folder of fatbins: `<name>.fatbin`, and beside it `<name>.stamp`, which says what it is made of.
+//! A folder of fatbins: `<name>.fatbin`, and beside it `<name>.stamp`, which says what went in.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -50,9 +50,10 @@ mod tests {
 
     fn artifact(test: bool, executable: &str) -> String {
         format!(
-            "{{\"reason\":\"compiler-artifact\",\"package_id\":\"path+file:///src/comm#paceline-comm@0.1.0\",\
+            "{{\"reason\":\"compiler-artifact\",\"package_id\":\"paceline-comm\",\
              \"manifest_path\":\"/src/comm/Cargo.toml\",\"target\":{{\"kind\":[\"test\"],\
-             \"name\":\"collectives\",\"test\":true}},\"profile\":{{\"opt_level\":\"2\",\"test\":{test}}},\
+             \"name\":\"collectives\",\"test\":true}},\
+             \"profile\":{{\"opt_level\":\"2\",\"test\":{test}}},\
              \"features\":[],\"filenames\":[],\"executable\":{executable},\"fresh\":true}}"
         )
     }

@@ -62,7 +62,8 @@ fn check_pip(python: &Path) -> Result<()> {
     let output = Command::new(python).args(["-m", "pip", "--version"]).output();
     match output {
         Err(error) => bail!(
-            "no nvcc, and no {} to install one with ({error}): install Python 3 with pip, {OTHERWISE}",
+            "no nvcc, and no {} to install one with ({error}): install Python 3 with pip, \
+             {OTHERWISE}",
             python.display()
         ),
         Ok(output) if !output.status.success() => bail!(
