@@ -76,7 +76,7 @@ pub struct Usage {
     pub calls: u64,
     /// Bytes of this rank's inputs (outputs, where it only receives).
     pub bytes: u64,
-    /// Seconds that this rank spent in them, waiting for the others included.
+    /// Seconds that this rank spent in starting them, and on the CPU in waiting for the others.
     pub seconds: f64,
 }
 

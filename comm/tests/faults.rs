@@ -36,7 +36,8 @@ fn skew(rank: usize, round: usize) {
 #[test]
 fn fresh_payloads_never_show_stale_data() {
     const ROUNDS: usize = 200;
-    for world in [2, 3, 4, 8] {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    for world in [2, 3, 4, 8, (cores + 1).clamp(9, 16)] {
         threads(world, |comm| {
             let rank = comm.rank().index();
             for round in 0..ROUNDS {

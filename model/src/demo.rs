@@ -37,12 +37,12 @@ pub(crate) fn release(files: &EmbeddedFiles) {
             let skipped = files.weights.as_ptr().align_offset(page).min(files.weights.len());
             let pages = &files.weights[skipped..];
             let bytes = pages.len() / page * page;
-            // SAFETY: whole pages of the program's constants, which are mapped privately from its
-            // file and never written: dropped pages are read from there again.
-            // That it may fail is harmless, they only stay in memory then.
+            // SAFETY: whole pages of the program's constants. Paging out keeps their contents, be
+            // they mapped from the program's file or not. That it may fail is harmless: they only
+            // stay in memory then.
             let _ = unsafe {
                 let first = pages.as_ptr().cast_mut().cast();
-                rustix::mm::madvise(first, bytes, rustix::mm::Advice::LinuxDontNeed)
+                rustix::mm::madvise(first, bytes, rustix::mm::Advice::LinuxPageOut)
             };
         }
     }

@@ -176,7 +176,7 @@ impl Grouping {
     fn new(rows: usize, heads_per_key: usize, has_paths: bool) -> Self {
         let group_heads = heads_per_key.min(GROUP);
         // Rows of a tree differ in more than their last keys.
-        let group_rows = if group_heads > 1 || has_paths { 1 } else { rows.min(GROUP) };
+        let group_rows = if group_heads > 1 || has_paths { 1 } else { rows.clamp(1, GROUP) };
         Self { rows, group_rows, heads_per_key, group_heads }
     }
 

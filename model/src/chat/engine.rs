@@ -5,6 +5,7 @@
 //! [`sandbox`].
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
@@ -26,6 +27,8 @@ pub(super) struct Engine {
     name: String,
     environment: Arc<Environment<'static>>,
     changes_lists: bool,
+    /// Whether a rendering was given up. Its thread may go on for ever, so there is no second.
+    given_up: AtomicBool,
 }
 
 impl Engine {
@@ -48,13 +51,15 @@ impl Engine {
         environment.set_formatter(print);
         environment.set_fuel(Some(FUEL));
         environment.add_filter("tojson", python::tojson);
+        environment.add_filter("string", string);
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", strftime_now);
         environment.add_function(LIST_FUNCTION, |value: &Value| changeable_list(value));
         let changes_lists = changes_lists(source);
         let source = if changes_lists { with_list_calls(source) } else { source.to_owned() };
         environment.add_template_owned(name.clone(), source).map_err(model_error)?;
-        Ok(Self { name, environment: Arc::new(environment), changes_lists })
+        let given_up = AtomicBool::new(false);
+        Ok(Self { name, environment: Arc::new(environment), changes_lists, given_up })
     }
 
     /// Renders with these variables.
@@ -62,14 +67,22 @@ impl Engine {
         &self,
         variables: &serde_json::Map<String, serde_json::Value>,
     ) -> Result<String, ModelError> {
+        if self.given_up.load(Ordering::Relaxed) {
+            let reason = format!("{} did not end the last time and is not tried again", self.name);
+            return Err(ModelError::Template { reason });
+        }
         let variable = |value| from_json(value, self.changes_lists);
         let variables = variables.iter().map(|(name, value)| (name.as_str(), variable(value)));
         let context = Value::from_pairs(variables);
         let (name, environment) = (self.name.clone(), Arc::clone(&self.environment));
-        sandbox::run(&self.name, move || {
+        let rendered = sandbox::run(&self.name, move || {
             let template = environment.get_template(&name).map_err(model_error)?;
             template.render(context).map_err(model_error)
-        })?
+        });
+        if rendered.is_err() {
+            self.given_up.store(true, Ordering::Relaxed);
+        }
+        rendered?
     }
 }
 
@@ -99,6 +112,14 @@ fn method(
 fn strftime_now(format: &str) -> Result<String, Error> {
     clock::strftime(format, clock::now_seconds())
         .map_err(|reason| Error::new(ErrorKind::InvalidOperation, reason))
+}
+
+/// `value|string`: as it is printed, with the fuel that printing costs.
+fn string(state: &mut State<'_, '_>, value: &Value) -> Result<String, Error> {
+    match value.kind() {
+        ValueKind::Seq | ValueKind::Map => python::repr(value, Some(state)),
+        _ => Ok(value.to_string()),
+    }
 }
 
 /// `{{ value }}`: containers as Python prints them.

@@ -7,8 +7,7 @@ use std::collections::HashMap;
 
 use tokenizers::tokenizer::{OffsetReferential, OffsetType};
 use tokenizers::{
-    DecoderWrapper, Model, ModelWrapper, Normalizer, PostProcessorWrapper, PreTokenizedString,
-    PreTokenizer,
+    Model, ModelWrapper, Normalizer, PostProcessorWrapper, PreTokenizedString, PreTokenizer,
 };
 
 use super::outline;
@@ -23,10 +22,12 @@ pub(super) struct HuggingFaceTokenizer {
 impl HuggingFaceTokenizer {
     /// Reads the file.
     pub(super) fn read(json: &[u8]) -> Result<(Self, TokenTable), ModelError> {
-        let file = serde_json::from_slice(json).map_err(|error| failed(error.to_string()))?;
+        let mut file = serde_json::from_slice(json).map_err(|error| failed(error.to_string()))?;
         outline::check(&file).map_err(failed)?;
-        let mut tokenizer =
-            tokenizers::Tokenizer::from_bytes(json).map_err(|error| failed(error.to_string()))?;
+        outline::reduce(&mut file);
+        // Not the bytes read: of equal keys in them the check sees the last, the library each.
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(file.to_string())
+            .map_err(|error| failed(error.to_string()))?;
         // Nothing is added to a text; padding and truncation belong to training batches.
         tokenizer.with_post_processor(None::<PostProcessorWrapper>);
         tokenizer.with_padding(None);
@@ -39,9 +40,6 @@ impl HuggingFaceTokenizer {
                 ));
             }
             _ => return Err(failed("its model is not BPE, the only supported one".to_owned())),
-        }
-        if !matches!(tokenizer.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
-            return Err(failed("its decoder is not ByteLevel, the only supported one".to_owned()));
         }
         let table = TokenTable::build(entries(&tokenizer)?, FILE)?;
         Ok((Self { tokenizer }, table))

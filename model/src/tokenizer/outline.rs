@@ -25,6 +25,9 @@ const REPETITIONS_MAX: usize = 1000;
 pub(super) fn check(file: &Value) -> Result<(), String> {
     check_steps(file, "normalizer", "normalizers", NORMALIZERS)?;
     check_steps(file, "pre_tokenizer", "pretokenizers", PRE_TOKENIZERS)?;
+    if file.pointer("/decoder/type").and_then(Value::as_str) != Some("ByteLevel") {
+        return Err("its decoder is not ByteLevel, the only supported one".to_owned());
+    }
     let model = match file.get("model") {
         Some(Value::Object(model)) => model,
         _ => return Err("it has no object `model`".to_owned()),
@@ -43,6 +46,15 @@ pub(super) fn check(file: &Value) -> Result<(), String> {
     match model.get("merges") {
         Some(Value::Array(merges)) => check_merges(merges, vocabulary),
         _ => Err("`model.merges` is no list".to_owned()),
+    }
+}
+
+/// Takes out what is not used, but would be read.
+pub(super) fn reduce(file: &mut Value) {
+    if let Value::Object(file) = file {
+        for key in ["post_processor", "padding", "truncation"] {
+            file.remove(key);
+        }
     }
 }
 
@@ -123,8 +135,10 @@ mod tests {
 
     #[test]
     fn merges_make_tokens_of_the_vocabulary() {
-        let file =
-            |merges| json!({"model": {"vocab": {"a": 0, "b": 1, "ab": 2}, "merges": merges}});
+        let file = |merges| {
+            json!({"decoder": {"type": "ByteLevel"},
+                "model": {"vocab": {"a": 0, "b": 1, "ab": 2}, "merges": merges}})
+        };
         for merges in [json!([]), json!([["a", "b"]]), json!(["a b"])] {
             check(&file(merges)).unwrap();
         }
@@ -137,6 +151,16 @@ mod tests {
         assert!(check(&prefixed).unwrap_err().contains("continuing_subword_prefix"));
         prefixed["model"]["continuing_subword_prefix"] = json!("");
         check(&prefixed).unwrap();
+    }
+
+    #[test]
+    fn decoders_are_byte_level() {
+        // Each of these would be compiled, and take megabytes, before anybody asked for its kind.
+        let replace = json!({"type": "Replace", "pattern": {"Regex": r"\w{100}"}, "content": ""});
+        for decoder in [json!(null), json!({"type": "Sequence", "decoders": [replace]})] {
+            let file = json!({"decoder": decoder, "model": {"vocab": {}, "merges": []}});
+            assert!(check(&file).unwrap_err().contains("decoder"));
+        }
     }
 
     #[test]
@@ -158,7 +182,7 @@ mod tests {
     fn steps_are_of_known_kinds() {
         let file = |normalizer, pre_tokenizer| {
             json!({"normalizer": normalizer, "pre_tokenizer": pre_tokenizer,
-                "model": {"vocab": {}, "merges": []}})
+                "decoder": {"type": "ByteLevel"}, "model": {"vocab": {}, "merges": []}})
         };
         let split = json!({"type": "Sequence", "pretokenizers": [
             {"type": "Sequence", "pretokenizers": [{"type": "Split"}]}, {"type": "ByteLevel"}]});

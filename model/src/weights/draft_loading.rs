@@ -54,7 +54,7 @@ impl DraftWeights {
             embedding: extra.embedding,
             draft_to_target: map,
         };
-        gather(&mut weights);
+        gather(&mut weights, 1);
         Ok(weights)
     }
 }

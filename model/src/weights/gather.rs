@@ -3,8 +3,8 @@
 //! Views of a checkpoint lie in pages of 4 KiB, in the order of the file. Decoding streams all
 //! weights once a token, so it then waits for address translation, and caches that are indexed by
 //! physical addresses hold less (`docs/results/2026-12-01-epyc-2-cores/large-pages.txt`).
-//! Invariant: values, shapes and types
-//! stay; only where they lie changes. Start reading at [`gather`].
+//! Invariant: values,
+//! shapes and types stay; only where they lie changes. Start reading at [`gather`].
 
 use std::sync::Arc;
 
@@ -28,10 +28,12 @@ pub(super) trait Tensors {
 
 /// Copies all tensors into one piece of memory, if they are not too large for that. Without
 /// memory they stay where they are.
-pub(super) fn gather(weights: &mut dyn Tensors) {
+/// `ranks` is how many ranks copy theirs: the limit is on all of them together, since ranks share
+/// what they do not copy.
+pub(super) fn gather(weights: &mut dyn Tensors, ranks: usize) {
     let mut bytes = 0;
     weights.each(&mut |tensor| bytes += tensor.bytes().next_multiple_of(ALIGNMENT));
-    if bytes == 0 || bytes > GATHERED_BYTES_MAX {
+    if bytes == 0 || bytes.saturating_mul(ranks) > GATHERED_BYTES_MAX {
         return;
     }
     let Ok(mut memory) = MmapMut::map_anon(bytes.next_multiple_of(LARGE_PAGE_BYTES)) else {

@@ -38,7 +38,7 @@ impl ModelWeights {
         resolution.finish(is_prediction_layer(checkpoint, config.layers, config.mtp_layers))?;
         let mut loader = Loader::new(&resolution, &modules, *parallel, progress)?;
         let mut weights = loader.model(config)?;
-        gather(&mut weights);
+        gather(&mut weights, parallel.tensor);
         Ok(weights)
     }
 }

@@ -245,10 +245,24 @@ fn deep_values_do_not_overflow_the_stack() {
     let source = format!("{grow}{{{{ ns.x }}}}");
     let error = try_render(&source, json!([]), None).unwrap_err();
     assert!(error.to_string().contains("nested more than 200 deep"), "{error}");
-    let more = "{% for a in range(99999) %}{% set ns.x = [ns.x] %}{% endfor %}";
-    assert_eq!(render(&format!("{grow}{more}{{{{ ns.x|string|length > 199999 }}}}")), "True");
+    let text = format!("{grow}{{{{ ns.x|string|length }}}}");
+    let error = try_render(&text, json!([]), None).unwrap_err();
+    assert!(error.to_string().contains("nested more than 200 deep"), "{error}");
     let equal = grow.replace("{% endfor %}", "{% set ns.y = [ns.y] %}{% endfor %}");
     assert_eq!(render(&format!("{equal}{{{{ ns.x == ns.y }}}}")), "True");
+    // As deep as the fuel allows: literals of many levels cost little a level.
+    for levels in [16, 70] {
+        let (open, close) = ("[".repeat(levels), "]".repeat(levels));
+        let grow = format!(
+            "{{% set ns = namespace(x=[1], y=[1]) %}}{{% for a in range(99999) %}}\
+             {{% set ns.x = {open}ns.x{close} %}}{{% set ns.y = {open}ns.y{close} %}}\
+             {{% if ns.x == ns.y %}}{{% endif %}}{{% endfor %}}"
+        );
+        // Whether fuel, depth or time ends it, it ends in an error.
+        try_render(&grow, json!([]), None).unwrap_err();
+        let grow = grow.replace("{% if ns.x == ns.y %}{% endif %}", "");
+        try_render(&grow, json!([]), None).unwrap_err();
+    }
 }
 
 /// Sources that take long to read.

@@ -67,6 +67,8 @@ impl Group {
         let scores = Rows { first: self.scores.as_mut_ptr(), pitch };
         let mixed = Rows { first: self.mixed.as_mut_ptr(), pitch: width };
         let (count, seen) = (self.count, self.seen);
+        assert!(seen[..count].iter().all(|&seen| seen <= slots.len()), "a query sees slots beyond");
+        assert_eq!(self.query_pitch(), keys.width.next_multiple_of(LANES_MAX), "query width");
         keys.assert_holds(slots);
         values.assert_holds(slots);
         // SAFETY: the rows have these widths, and keys and values exist (asserted above); a stream
@@ -109,6 +111,9 @@ impl Rows {
 }
 
 /// `L::COUNT` elements as f32, of which only `present` are there; the others are 0.
+///
+/// # Safety
+/// `present` elements can be read, and the processor has the instructions of `L`.
 #[inline(always)]
 unsafe fn load<L: Lanes, T: Float>(from: *const T, present: usize) -> L::Vector {
     // SAFETY: by the caller's promise; a part is read from a padded copy.

@@ -151,3 +151,62 @@ fn a_path_equals_a_chain_bit_for_bit() {
     };
     assert_eq!(seen(Some(&paths), &slots, 3), seen(None, &chain_slots, 2));
 }
+
+/// Groups are only a way of reading keys once for several queries: whatever else is in a call, a
+/// row's result has the same bits.
+#[test]
+fn a_row_alone_equals_the_same_row_among_others() {
+    fn check<T: Float>(stream: &Stream) {
+        for heads_per_key in [1, 3, 5] {
+            let (groups, key_width, value_width, context) = (2, 20, 12, 37);
+            let heads = groups * heads_per_key;
+            let width = groups * (key_width + value_width);
+            let narrow =
+                |values: Vec<f32>| -> Vec<T> { values.into_iter().map(T::from_f32).collect() };
+            let cache = Tensor::from_slice(&[64, width], &narrow(values(64 * width, 3)));
+            let slots: Vec<u32> = (0..context as u32 + 9).map(|slot| slot * 7 % 64).collect();
+            for rows in 1..=9 {
+                let query = narrow(values(rows * heads * key_width, 4));
+                let run = |from: usize, rows: usize| {
+                    let range = from * heads * key_width..(from + rows) * heads * key_width;
+                    let query = Tensor::from_slice(&[rows, heads * key_width], &query[range]);
+                    let mut out = Tensor::zeros(T::DTYPE, &[rows, heads * value_width]);
+                    let heads_at =
+                        |offset, stride, width| CacheHeads { rows: &cache, offset, stride, width };
+                    let parameters = AttentionParameters {
+                        heads,
+                        heads_per_key,
+                        keys: heads_at(0, key_width, key_width),
+                        values: heads_at(groups * key_width, value_width, value_width),
+                        scale: 0.3,
+                        visibility: Visibility {
+                            slots: &slots,
+                            context: context + from,
+                            earlier: 0,
+                            paths: None,
+                        },
+                        rows: RowRange { start: 0, end: rows },
+                    };
+                    attention(stream, &query, &parameters, &mut out);
+                    out
+                };
+                let together = run(0, rows);
+                for row in 0..rows {
+                    assert_eq!(together.row_bytes(row), run(row, 1).row_bytes(0), "row {row}");
+                }
+            }
+        }
+    }
+    let stream = Stream::host(2).unwrap();
+    check::<f32>(&stream);
+    check::<half::bf16>(&stream);
+    check::<half::f16>(&stream);
+}
+
+#[test]
+fn no_rows_are_no_work() {
+    let stream = Stream::host(1).unwrap();
+    let case =
+        Case { heads: 2, heads_per_key: 1, key_width: 8, value_width: 8, context: 3, rows: 0 };
+    assert!(compute(&stream, &case, &[0, 1, 2], None).is_empty());
+}
