@@ -83,14 +83,15 @@ impl Terminal {
         self.press(b"\r");
     }
 
-    /// Waits until something appears after what was waited for before.
-    fn wait_for(&mut self, text: &str) {
+    /// Waits until something appears after what was waited for before. Returns what came between.
+    fn wait_for(&mut self, text: &str) -> String {
         let deadline = Instant::now() + LIMIT;
         loop {
             let found = self.seen.windows(text.len()).position(|bytes| bytes == text.as_bytes());
             if let Some(start) = found {
+                let before = String::from_utf8_lossy(&self.seen[..start]).into_owned();
                 self.seen.drain(..start + text.len());
-                return;
+                return before;
             }
             let left = deadline.saturating_duration_since(Instant::now());
             match self.screen.recv_timeout(left) {
@@ -260,6 +261,56 @@ fn small_troubles_do_not_end_a_conversation() {
     terminal.enter("/retry");
     terminal.wait_for(&beginning);
     terminal.wait_for_prompt();
+    terminal.press(CTRL_D);
+    assert!(terminal.end());
+}
+
+/// What a turn of `chat --json` saw and said.
+fn turn(terminal: &mut Terminal) -> Value {
+    terminal.wait_for("\n{");
+    let object = format!("{{{}}}", terminal.wait_for("}\r\n"));
+    terminal.wait_for_prompt();
+    serde_json::from_str(&object).unwrap()
+}
+
+/// Issue 3: a turn that cannot be leaves no trace. The model still sees what was said before an
+/// over-long message, and an answer that /retry could not replace stays.
+#[test]
+fn refused_turns_leave_the_conversation_as_it_was() {
+    let state = tempfile::tempdir().unwrap();
+    let arguments = ["--max-tokens", "8", "--context", "256", "--json", "--quiet"];
+    let mut terminal = Terminal::start(state.path(), &arguments);
+    terminal.wait_for_prompt();
+    terminal.enter("Hi");
+    let first = turn(&mut terminal);
+    terminal.enter(&"word ".repeat(400));
+    terminal.wait_for("--context");
+    terminal.wait_for_prompt();
+    terminal.enter("And at night?");
+    let second = turn(&mut terminal);
+    assert_eq!(second["dropped_turns"], 0);
+    let ids = |turn: &Value| turn["prompt_ids"].as_array().unwrap().clone();
+    assert!(ids(&second).starts_with(&ids(&first)), "{second}");
+
+    let save = |terminal: &mut Terminal, name: &str| -> Value {
+        let file = state.path().join(name);
+        terminal.enter(&format!("/save {}", file.display()));
+        terminal.wait_for("saved to");
+        terminal.wait_for_prompt();
+        serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap()
+    };
+    let before = save(&mut terminal, "before.json");
+    assert_eq!(before["messages"].as_array().unwrap().len(), 4);
+    terminal.enter(&format!("/system {}", "word ".repeat(400)));
+    terminal.wait_for("the system message is set");
+    terminal.wait_for_prompt();
+    terminal.enter("/retry");
+    terminal.wait_for("--context");
+    terminal.wait_for_prompt();
+    terminal.enter("/system");
+    terminal.wait_for("no system message");
+    terminal.wait_for_prompt();
+    assert_eq!(save(&mut terminal, "after.json"), before);
     terminal.press(CTRL_D);
     assert!(terminal.end());
 }

@@ -7,7 +7,7 @@ use paceline_model::chat::{Content, Message, kimi_output::KimiOutput};
 use serde_json::{Value, json};
 
 /// Turns of a user and a model, after an optional system message.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Conversation {
     pub(super) system: Option<String>,
     turns: Vec<Turn>,
@@ -16,13 +16,13 @@ pub(super) struct Conversation {
 }
 
 /// What a user said, and the answer once there is one.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Turn {
     message: String,
     answer: Option<Answer>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Answer {
     text: String,
     /// Whether the prompt had begun the model's reasoning, so that the text is in the midst of it.
@@ -49,11 +49,9 @@ impl Conversation {
         }
     }
 
-    /// Takes the last message back, with its answer if there is one.
-    pub(super) fn take_back(&mut self) -> Option<String> {
-        let message = self.turns.pop()?.message;
-        self.dropped = self.dropped.min(self.turns.len());
-        Some(message)
+    /// Takes the answer to the last message back, if there is one. False without a message.
+    pub(super) fn take_answer_back(&mut self) -> bool {
+        self.turns.last_mut().map(|turn| turn.answer = None).is_some()
     }
 
     /// Forgets everything but the system message.
@@ -180,13 +178,12 @@ mod tests {
         assert_eq!(record["messages"][2]["dropped"], true);
         assert_eq!(record["messages"][4]["stopped"], true);
         assert!(record["messages"][5]["dropped"].is_null());
-        conversation.take_back();
-        assert_eq!(texts(&conversation), pairs(&[("system", "be kind")]));
-        conversation.say("four".to_owned());
-        assert!(!conversation.drop_oldest());
+        conversation.answer("third".to_owned(), false, false);
+        assert!(conversation.take_answer_back());
+        assert_eq!(texts(&conversation), pairs(&[("system", "be kind"), ("user", "three")]));
         conversation.clear();
         assert_eq!((texts(&conversation).len(), conversation.dropped()), (1, 0));
-        assert_eq!(conversation.take_back(), None);
+        assert!(!conversation.take_answer_back());
     }
 
     #[test]

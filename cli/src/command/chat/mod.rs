@@ -73,6 +73,8 @@ struct Chat<'a> {
 enum Turn {
     /// The next one may come.
     Done,
+    /// So too, but the answer was stopped before it began.
+    Unanswered,
     /// Nobody reads the answers any more.
     ReaderGone,
 }
@@ -127,7 +129,7 @@ impl<'a> Chat<'a> {
                 return Ok(());
             }
             match (self.follow(entry), &input) {
-                (Ok(Turn::Done), _) => {}
+                (Ok(Turn::Done | Turn::Unanswered), _) => {}
                 (Ok(Turn::ReaderGone), _) => return Ok(()),
                 // A person reads what was wrong and goes on; a program needs to know.
                 (Err(Problem::Turn(error)), Input::Terminal(_)) => {
@@ -156,12 +158,17 @@ impl<'a> Chat<'a> {
     /// Does what was typed.
     fn follow(&mut self, entry: Entry) -> Result<Turn, Problem> {
         match entry {
-            Entry::Message(message) => return self.take_turn(message),
+            Entry::Message(message) => {
+                let before = self.conversation.clone();
+                self.conversation.say(message);
+                return self.take_turn(before);
+            }
             Entry::Retry => {
-                let Some(message) = self.conversation.take_back() else {
+                let before = self.conversation.clone();
+                if !self.conversation.take_answer_back() {
                     return Err(Problem::turn("there is nothing to answer anew"));
-                };
-                return self.take_turn(message);
+                }
+                return self.take_turn(before);
             }
             Entry::Mistake(what) => return Err(Problem::turn(what)),
             Entry::Help => print::note(entry::HELP),
@@ -190,33 +197,28 @@ impl<'a> Chat<'a> {
         }
     }
 
-    /// One message and its answer. A message that cannot be answered is taken back.
-    fn take_turn(&mut self, message: String) -> Result<Turn, Problem> {
-        self.conversation.say(message);
-        let prompt = match self.prompt() {
-            Ok(prompt) => prompt,
-            Err(error) => {
-                self.conversation.take_back();
-                return Err(Problem::Turn(error));
-            }
-        };
+    /// Answers the last message. If no answer comes about, the conversation is `before` again: what
+    /// was said, the answer that was to be replaced, and what of it the model sees.
+    fn take_turn(&mut self, before: Conversation) -> Result<Turn, Problem> {
+        let turn = self.answer_last();
+        if !matches!(turn, Ok(Turn::Done)) {
+            self.conversation = before;
+        }
+        turn
+    }
+
+    fn answer_last(&mut self) -> Result<Turn, Problem> {
+        let prompt = self.prompt().map_err(Problem::Turn)?;
         let request = self.request(prompt.ids).map_err(Problem::Fatal)?;
-        let answered = match self.answer(&request) {
-            Ok(answered) => answered,
-            Err(error) => {
-                self.conversation.take_back();
-                return Err(error);
-            }
-        };
+        let answered = self.answer(&request)?;
         if answered.reader_gone {
             return Ok(Turn::ReaderGone);
         }
         let outcome = &answered.outcome;
         let stopped = outcome.finish_reason == FinishReason::Cancelled;
         if stopped && outcome.text.is_empty() {
-            self.conversation.take_back();
-            print::note("[stopped before the answer began; the message was taken back]");
-            return Ok(Turn::Done);
+            print::note("[stopped before the answer began; the conversation is as it was before]");
+            return Ok(Turn::Unanswered);
         }
         self.conversation.answer(outcome.text.clone(), prompt.reasoning_opened, stopped);
         self.report(&request, &answered, stopped).map_err(Problem::Fatal)?;
