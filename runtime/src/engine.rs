@@ -298,11 +298,10 @@ impl Engine {
     pub(crate) fn fail(&mut self, error: &RuntimeError) {
         self.state = State::Failed { cause: error.to_string() };
         self.cancelled.clear();
-        let sequences = std::mem::take(&mut self.sequences);
+        self.sequences.clear();
         // Ranks that still live wait for the engine's end from now on, not for the next pass. If
         // they are gone, this fails as the step did.
-        let mut open = sequences.keys();
-        let _ = open.try_for_each(|id| self.passes.leader.forget(id.0));
+        let _ = self.passes.leader.forget_all();
     }
 
     fn advance(&mut self, on_event: Listener<'_>) -> Result<bool> {

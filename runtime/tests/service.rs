@@ -2,17 +2,23 @@
 
 mod common;
 
-use std::{collections::HashSet, thread, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::mpsc::{RecvTimeoutError, channel},
+    thread,
+    time::Duration,
+};
 
 use common::{demo, demo_options, prompts, serve_one, threads};
+use paceline_comm::{Communicator, GroupOptions, in_process};
 use paceline_kernels::DType;
 use paceline_model::{
     synthetic::{Synthetic, TinyModel},
     weights::Source,
 };
 use paceline_runtime::{
-    Answer, AnswerEvent, Engine, EngineOptions, FinishReason, Outcome, Request, RuntimeError,
-    Service, Speculation,
+    Answer, AnswerEvent, Engine, EngineOptions, FinishReason, Outcome, Ranks, Request,
+    RuntimeError, Service, Speculation, serve,
 };
 
 /// Far more than anything here takes.
@@ -183,4 +189,40 @@ fn a_failure_reaches_every_answer_and_later_requests() {
         assert!(error.to_string().contains("not finite"), "{error}");
         assert!(service.shutdown().is_err());
     }
+}
+
+/// Issue 3: rank 0 fails and lives on. The other rank hears that the sequences are gone, those of
+/// the pass that failed too, so it waits for the engine's end for longer than the group's timeout
+/// and ends without an error.
+#[test]
+fn a_failure_of_rank_0_leaves_the_others_waiting_for_its_end() {
+    let timeout = Duration::from_secs(2);
+    let (directory, token) = damaged();
+    let options = EngineOptions::new(Source::Directory(directory.path().to_owned()), None);
+    let group = GroupOptions { timeout, ..GroupOptions::default() };
+    let [leader, follower] = in_process(2, &group).unwrap().try_into().unwrap();
+    let (sender, end) = channel();
+    let follower_options = options.clone();
+    let thread = thread::spawn(move || {
+        let communicator = Communicator::connect(follower, None).unwrap();
+        sender.send(serve(&follower_options, communicator)).unwrap();
+    });
+    let leader = Ranks::Process(Box::new(Communicator::connect(leader, None).unwrap()));
+    let mut engine = Engine::load(options, leader, &mut |_, _| {}).unwrap();
+    let good = Request { ignore_eos: true, ..Request::new(vec![3, 5], 5000) };
+    for request in [good, Request::new(vec![4, token], 8)] {
+        engine.submit(request).unwrap();
+    }
+    let error = loop {
+        match engine.step(&mut |_, _| std::ops::ControlFlow::Continue(())) {
+            Ok(more) => assert!(more),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, RuntimeError::LogitsNotFinite { .. }), "{error}");
+    let early = end.recv_timeout(2 * timeout);
+    assert!(matches!(early, Err(RecvTimeoutError::Timeout)), "{early:?}");
+    drop(engine);
+    end.recv_timeout(LONG).unwrap().unwrap();
+    thread.join().unwrap();
 }

@@ -67,6 +67,15 @@ impl Leader {
         Ok(())
     }
 
+    /// Lets all ranks forget every sequence that they know of: those of a pass that failed and
+    /// ended ones too.
+    ///
+    /// # Errors
+    /// As [`Leader::step`].
+    pub(crate) fn forget_all(&mut self) -> Result<()> {
+        self.rank.sequences().into_iter().try_for_each(|sequence| self.forget(sequence))
+    }
+
     fn is_group(&self) -> bool {
         self.rank.model().communicator().world_size() > 1
     }

@@ -67,6 +67,11 @@ impl Rank {
         }
     }
 
+    /// Sequences that the rank has a table of; all ranks have the same between two passes.
+    pub(crate) fn sequences(&self) -> Vec<u32> {
+        self.tables.keys().copied().collect()
+    }
+
     /// Drops a sequence's table.
     pub(crate) fn forget(&mut self, sequence: u32) {
         self.tables.remove(&sequence);
