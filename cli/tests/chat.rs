@@ -1,9 +1,10 @@
 //! `paceline chat` through pipes: real processes, a conversation a run.
 
 use std::{
-    io::Write,
+    io::{BufRead, BufReader, Write},
     path::Path,
     process::{Command, Output, Stdio},
+    time::{Duration, Instant},
 };
 
 use paceline_model::synthetic::{Synthetic, TinyModel};
@@ -248,6 +249,30 @@ fn a_closed_pipe_is_no_error() {
         .spawn()
         .unwrap();
     let _ = child.stdin.take().unwrap().write_all(b"Tell a story.\nAnother.\n");
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+}
+
+/// Issue 3: whoever reads one object and goes away ends the program, however many messages wait.
+#[test]
+fn a_reader_of_one_object_ends_the_conversation() {
+    let mut child = chat(&["--json", "--max-tokens", "1", "--quiet"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    input.write_all(b"Hi\n").unwrap();
+    let mut object = String::new();
+    BufReader::new(output).read_line(&mut object).unwrap();
+    assert!(serde_json::from_str::<Value>(&object).is_ok(), "{object}");
+    // Writing fails as soon as the program has ended. Else it is slower than what is written.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while input.write_all(b"/clear\nHi\n").is_ok() {
+        assert!(Instant::now() < deadline, "nobody reads the answers, and they are computed");
+    }
+    drop(input);
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
 }

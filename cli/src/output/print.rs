@@ -54,8 +54,13 @@ impl AnswerWriter {
 
 /// Writes a line. A reader that has gone away is no error; a full disk is.
 pub(crate) fn line(text: impl std::fmt::Display) -> Result<()> {
+    line_to_reader(text).map(|_| ())
+}
+
+/// As [`line`], and says whether the reader has gone away, for whoever has more to write.
+pub(crate) fn line_to_reader(text: impl std::fmt::Display) -> Result<bool> {
     let mut stdout = std::io::stdout().lock();
-    read_away(writeln!(stdout, "{text}").and_then(|()| stdout.flush())).map(|_| ())
+    read_away(writeln!(stdout, "{text}").and_then(|()| stdout.flush()))
 }
 
 /// Whether the reader has gone away.

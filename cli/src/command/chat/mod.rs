@@ -221,8 +221,10 @@ impl<'a> Chat<'a> {
             return Ok(Turn::Unanswered);
         }
         self.conversation.answer(outcome.text.clone(), prompt.reasoning_opened, stopped);
-        self.report(&request, &answered, stopped).map_err(Problem::Fatal)?;
-        Ok(Turn::Done)
+        match self.report(&request, &answered, stopped).map_err(Problem::Fatal)? {
+            true => Ok(Turn::ReaderGone),
+            false => Ok(Turn::Done),
+        }
     }
 
     /// The prompt of the conversation as it stands. Drops the oldest turns until it fits.
@@ -292,22 +294,23 @@ impl<'a> Chat<'a> {
         }
     }
 
-    fn report(&self, request: &Request, answered: &Answered, stopped: bool) -> Result<()> {
+    /// Ends the answer's line, or writes its object. Says whether the reader has gone away.
+    fn report(&self, request: &Request, answered: &Answered, stopped: bool) -> Result<bool> {
         let Answered { outcome, tokens, usage, .. } = answered;
         if self.arguments.conversation.json {
             let load = self.session.load;
             let mut object = run_report::json(request, outcome, tokens, usage, load);
             object["dropped_turns"] = self.conversation.dropped().into();
-            return print::line(object);
+            return print::line_to_reader(object);
         }
-        print::line("")?;
+        let reader_gone = print::line_to_reader("")?;
         if stopped {
             print::note("[stopped]");
         }
         if !self.arguments.conversation.quiet {
             print::note(run_report::summary(outcome, usage, self.session.engine.ranks()));
         }
-        Ok(())
+        Ok(reader_gone)
     }
 
     fn save(&mut self, path: &Path) -> Result<()> {
