@@ -1,8 +1,9 @@
-//! Which requests an engine can serve. Invariant: what passes [`Admission::check`] and the
-//! scheduler's own test of its length can be served to its end, whatever else runs.
+//! Which requests an engine can serve. Invariant: what passes [`Admission::check`] can be served to
+//! its end, whatever else runs.
 
 use crate::{
     error::{Result, RuntimeError},
+    pages::PAGE_ROWS,
     request::{Request, Speculation},
     sampling,
     scheduler::{Refusal, SchedulerLimits},
@@ -56,6 +57,9 @@ impl Admission {
             let got = format!("{length} tokens long");
             return refuse("the prompt", got, limit, "shorten it, or load with a larger context");
         }
+        if length >= self.limits.length_max() {
+            return Err(self.never_fits(length));
+        }
         if request.tokens_max == 0 {
             let limit = "at least one token is generated".to_owned();
             return refuse("the token limit", "0".to_owned(), limit, "ask for 1 or more");
@@ -99,18 +103,24 @@ impl Admission {
         RuntimeError::Busy { waiting, waiting_max: self.limits.waiting_max }
     }
 
+    /// The error for a prompt of this length that is longer than the whole cache.
+    fn never_fits(&self, length: usize) -> RuntimeError {
+        let cache_rows = self.limits.pages * PAGE_ROWS;
+        RuntimeError::Request {
+            what: "the prompt",
+            got: format!("{length} tokens long"),
+            limit: format!("the whole cache holds {cache_rows} tokens with the answer"),
+            advice: "shorten it, or load with a larger cache",
+        }
+    }
+
     /// What the scheduler's refusal means to whoever asked.
     pub(crate) fn refusal(&self, request: &Request, refusal: Refusal) -> RuntimeError {
         match refusal {
             Refusal::Busy { waiting } => {
                 RuntimeError::Busy { waiting, waiting_max: self.limits.waiting_max }
             }
-            Refusal::NeverFits { prompt, cache_rows, .. } => RuntimeError::Request {
-                what: "the prompt",
-                got: format!("{prompt} tokens long"),
-                limit: format!("the whole cache holds {cache_rows} tokens with the answer"),
-                advice: "shorten it, or load with a larger cache",
-            },
+            Refusal::NeverFits { prompt, .. } => self.never_fits(prompt),
             Refusal::Empty => RuntimeError::Request {
                 what: "the request",
                 got: format!("{} tokens and {}", request.prompt.len(), request.tokens_max),

@@ -118,6 +118,18 @@ fn shutting_down_ends_every_answer() {
     }
 }
 
+/// Issue 3: who submits hears of it, not who reads the answer.
+#[test]
+fn what_can_never_fit_is_refused_at_once() {
+    let options = EngineOptions { cache_tokens: 64, ..demo_options() };
+    let engine = Engine::load(options, threads(1), &mut |_, _| {}).unwrap();
+    let service = Service::start(engine).unwrap();
+    let error = service.submit(Request::new(vec![3; 64], 1)).err().unwrap();
+    assert!(error.to_string().contains("the whole cache holds 64 tokens"), "{error}");
+    let outcome = finish(service.submit(Request::new(vec![3; 63], 9)).unwrap());
+    assert_eq!(outcome.tokens.len(), 1);
+}
+
 /// A model whose logits become NaN as soon as one token is fed.
 fn damaged() -> (tempfile::TempDir, u32) {
     const TOKEN: u32 = 77;
