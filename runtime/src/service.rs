@@ -299,8 +299,12 @@ struct Place(Arc<Shared>);
 impl Worker {
     /// Serves until told to stop, or until the engine fails.
     fn run(mut self) -> Engine {
-        while !self.is_stopping {
+        loop {
             self.receive();
+            // What is cancelled next needs no pass.
+            if self.is_stopping {
+                break;
+            }
             self.submit();
             if let Err(error) = self.step() {
                 self.fail(&error.to_string());
