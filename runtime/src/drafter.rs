@@ -5,7 +5,9 @@
 //! draft's cache has the same slots as the target's. Invariant: rows 0..`rows` of a sequence were
 //! made from true states of committed tokens; what drafting writes beyond them is scratch.
 //! Committed states wait until the next time something is drafted, so that a round without drafting
-//! costs the draft nothing. Start reading at [`Drafter::propose`].
+//! costs the draft nothing. A sequence that ends leaves draft rows for prompts that begin alike:
+//! that is one pass at most, and rows beyond it are left out. Start reading at
+//! [`Drafter::propose`].
 
 use std::time::{Duration, Instant};
 
@@ -157,6 +159,13 @@ impl Drafter {
             drafting.waiting.extend_from_slice(&tokens[done..end]);
             done = end;
         }
+    }
+
+    /// Runs the draft over the oldest waiting rows of a sequence that has ended, at most one pass of
+    /// them: nobody waits for these rows yet, but everybody for the next round.
+    pub(crate) fn complete(&mut self, drafting: &mut Drafting, slots: &[u32]) {
+        let kept = drafting.waiting.len().saturating_sub(self.rows_max);
+        self.work_off(drafting, slots, kept);
     }
 
     /// Runs the draft over all waiting rows but the last `kept`.

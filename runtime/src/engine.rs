@@ -419,8 +419,9 @@ impl Engine {
     ) {
         if let Some(reason) = finish {
             sequence.finish(reason, on_event);
-            if self.options.prefix_reuse {
+            if self.options.prefix_reuse && reason != FinishReason::Cancelled {
                 // Later prompts that begin alike and speculate need the draft's rows as well.
+                // Whoever broke off waits for the end, so then they are left out.
                 self.passes.complete_draft(&mut sequence);
             }
         }

@@ -163,10 +163,11 @@ impl Passes {
         NodeLogits { stream, logits, choices: &self.choices, first_row, position }
     }
 
-    /// Works off what waits for the draft, so that all rows of a sequence have draft rows.
+    /// Works off what waits for the draft, so that the rows of a finished sequence have draft rows:
+    /// all of them if it drafted lately, else those of one pass.
     pub(crate) fn complete_draft(&mut self, sequence: &mut Sequence) {
         if let (Some(drafter), Some(drafting)) = (&mut self.drafter, &mut sequence.drafting) {
-            drafter.work_off(drafting, sequence.table.slots(), 0);
+            drafter.complete(drafting, sequence.table.slots());
         }
     }
 
