@@ -57,6 +57,11 @@ impl Answer {
         &self.request
     }
 
+    /// Its tokens so far.
+    pub(crate) fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
     /// Tokens that there is room for.
     pub(crate) fn tokens_left(&self) -> usize {
         self.tokens_max - self.tokens.len()

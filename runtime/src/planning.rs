@@ -4,7 +4,8 @@
 //! leave it to the engine draft alike, as `spec`'s controller says, which learns from the costs of
 //! whole rounds: with more sequences a pass of one row each is already well used, so the rows of
 //! drafts cost more of it, and where they do not pay, drafting turns itself off. Costs depend on
-//! the number of sequences, so there is one controller for each power of two of them.
+//! the number of sequences, so there is one controller for each power of two of them. Beside
+//! sequences that draft in a fixed way, the others do what was found best before.
 
 use paceline_spec::{Controller, ControllerOptions, Limits, Plan, RoundOutcome, TreeParameters};
 
@@ -27,6 +28,8 @@ pub(crate) struct Planner {
     class: usize,
     /// What those have room for in it that leave drafting to the engine.
     limits: Limits,
+    /// Whether others draft in it in a way of their own.
+    is_mixed: bool,
     /// What they do, as soon as one of them was asked.
     decision: Option<Plan>,
     /// Scratch: what each of them accepted.
@@ -48,6 +51,7 @@ impl Planner {
             draft_positions,
             class: 0,
             limits: Limits::remaining(0, 0, 0),
+            is_mixed: false,
             decision: None,
             accepted: Vec::new(),
         }
@@ -56,12 +60,17 @@ impl Planner {
     /// Begins to plan a round of those of `sequences` whose answers have begun.
     pub(crate) fn begin<'a>(&mut self, sequences: impl Iterator<Item = &'a Sequence>) {
         let (mut running, mut limits) = (0, Limits::remaining(0, 0, 0));
+        self.is_mixed = false;
         for sequence in sequences.filter(|sequence| sequence.is_running()) {
             running += 1;
-            if sequence.asked().speculation == Speculation::Auto && sequence.can_draft() {
-                let own = sequence.limits(self.draft_positions, self.rows_max);
-                limits.depth_max = limits.depth_max.max(own.depth_max);
-                limits.width_max = limits.width_max.max(own.width_max);
+            match sequence.asked().speculation {
+                Speculation::Auto if sequence.can_draft() => {
+                    let own = sequence.limits(self.draft_positions, self.rows_max);
+                    limits.depth_max = limits.depth_max.max(own.depth_max);
+                    limits.width_max = limits.width_max.max(own.width_max);
+                }
+                Speculation::Chain(_) | Speculation::Tree(_) => self.is_mixed = true,
+                Speculation::Off | Speculation::Auto => {}
             }
         }
         self.class = class(running).min(self.controllers.len() - 1);
@@ -88,14 +97,21 @@ impl Planner {
 
     fn decide(&mut self) -> Plan {
         let controller = &mut self.controllers[self.class];
-        *self.decision.get_or_insert_with(|| controller.decide(self.limits))
+        *self.decision.get_or_insert_with(|| match self.is_mixed {
+            true => controller.settled(self.limits),
+            false => controller.decide(self.limits),
+        })
     }
 
     /// Learns from a round. Where pages or rows were short, some sequences did less than was
     /// planned; the round counts for those that did as planned, or else for what the first one
-    /// did.
+    /// did. Nothing is learnt where others drafted in their own way, or where the scheduler put
+    /// together a round of another size: such rounds cost something else than the plan does.
     pub(crate) fn observe(&mut self, members: &[Member], times: &RoundTimes) {
         let Some(decision) = self.decision else { return };
+        if self.is_mixed || class(members.len()) != self.class {
+            return;
+        }
         let automatic = |member: &&Member| member.sequence.asked().speculation == Speculation::Auto;
         let Some(first) = members.iter().find(automatic) else { return };
         let done = |plan: Plan| {

@@ -80,9 +80,11 @@ impl Sequence {
         self.asked().speculation != Speculation::Off
     }
 
-    /// Whether its answer has begun, and it has pages to go on.
+    /// Whether its answer has begun, and all rows that the next round needs are in the cache: not
+    /// so while it waits for pages, or while what it lost is computed again.
     pub(crate) fn is_running(&self) -> bool {
-        self.has_answer() && !self.table.slots().is_empty()
+        let tokens = self.asked().prompt.len() + self.answer.tokens().len();
+        self.has_answer() && self.committed + 1 == tokens
     }
 
     /// Whether something can be drafted now.
@@ -148,5 +150,37 @@ impl Sequence {
         };
         // It is over, whatever the listener says.
         let _ = on_event(name, Event::Finished(&outcome));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Issue 3: a sequence that is computed again was counted among those of the round.
+    #[test]
+    fn a_preempted_sequence_runs_when_its_rows_are_back() {
+        let request = Request::new(vec![1, 2, 3], 8);
+        let sampler = Sampler::new(&request, &[]);
+        let answer = Answer::new(request, 8, None, [].into());
+        let mut sequence = Sequence::new(SequenceId(0), RequestId(0), answer, sampler);
+        sequence.committed = 2;
+        assert!(!sequence.is_running(), "a prompt");
+        sequence.begin_answer();
+        assert!(sequence.is_running());
+        sequence.preempt();
+        let part = |context, starts| Part {
+            sequence: SequenceId(0),
+            new_pages: vec![0],
+            context,
+            rows: 1,
+            starts,
+        };
+        sequence.open(&part(0, true));
+        sequence.committed += 1;
+        assert!(!sequence.is_running(), "one of its two rows is back");
+        sequence.open(&part(1, false));
+        sequence.committed += 1;
+        assert!(sequence.is_running());
     }
 }

@@ -144,6 +144,12 @@ impl Controller {
         if let Some(plan) = self.trial_within(limits) {
             return plan;
         }
+        self.settled(limits)
+    }
+
+    /// What is in use, within `limits`: for a round that will not be observed, because something
+    /// else is in it that changes what it costs. Trials wait for rounds that teach something.
+    pub fn settled(&self, limits: Limits) -> Plan {
         self.current.map_or(Plan::Plain, |draft| self.plan_within(draft, limits))
     }
 
