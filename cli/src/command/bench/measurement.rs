@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Result, ensure};
 use paceline_comm::Collective;
 use paceline_runtime::{Engine, Event, Request, Speculation};
-use paceline_spec::Statistics;
+use paceline_spec::{Statistics, TreeParameters};
 
 use super::{
     prompts,
@@ -68,7 +68,7 @@ impl Measurement {
             "the longest prompt has {longest} tokens and the answers {tokens}, but the context \
              holds {context}: lower --tokens, or raise --context"
         );
-        Ok(Self {
+        let measurement = Self {
             parts: measurement.parts.clone(),
             settings,
             prompts,
@@ -78,7 +78,34 @@ impl Measurement {
             batches: measurement.batch.clone(),
             repetitions,
             quiet: arguments.report.quiet,
-        })
+        };
+        measurement.check(engine)?;
+        Ok(measurement)
+    }
+
+    /// Refuses what would fail after other parts have been measured.
+    fn check(&self, engine: &Engine) -> Result<()> {
+        let context = engine.context_max();
+        let room = context - pass_context(engine);
+        let widest = self.passes.iter().max().copied().unwrap_or(0);
+        ensure!(
+            !self.wants(Part::Passes) || widest <= room,
+            "passes of {widest} tokens do not fit into a context of {context} after {} others: \
+             lower --passes, or raise --context",
+            context - room
+        );
+        let longest = self.prompts.iter().map(Vec::len).max().unwrap_or(0);
+        let size = self.batches.iter().max().copied().unwrap_or(0);
+        let leads = batch_modes(engine).iter().map(|&mode| self.lead(engine, size, mode));
+        let length = longest + self.tokens + leads.max().unwrap_or(0);
+        ensure!(
+            !self.wants(Part::Batch) || length <= context,
+            "{size} sequences that all run for {} tokens after the last has begun get up to \
+             {length} tokens long, but the context holds {context}: lower --batch or --tokens, or \
+             raise --context",
+            self.tokens
+        );
+        Ok(())
     }
 
     /// What was asked, for the report.
@@ -132,11 +159,11 @@ impl Measurement {
         Ok(self.settings.iter().zip(measured).map(|(setting, found)| found.of(*setting)).collect())
     }
 
-    fn request(&self, prompt: &[u32], setting: SettingArgument) -> Request {
+    fn request(&self, prompt: &[u32], setting: SettingArgument, tokens: usize) -> Request {
         Request {
             ignore_eos: true,
             speculation: setting.speculation(),
-            ..Request::new(prompt.to_vec(), self.tokens)
+            ..Request::new(prompt.to_vec(), tokens)
         }
     }
 
@@ -151,8 +178,8 @@ impl Measurement {
         let mut run = Run::default();
         let reduced = all_reduce_seconds(engine);
         for prompt in &self.prompts {
-            let outcome =
-                engine.generate(&self.request(prompt, setting), |_| ControlFlow::Continue(()))?;
+            let request = self.request(prompt, setting, self.tokens);
+            let outcome = engine.generate(&request, |_| ControlFlow::Continue(()))?;
             run.seconds += outcome.timings.decode.as_secs_f64();
             run.whole_seconds +=
                 (outcome.timings.first_token + outcome.timings.decode).as_secs_f64();
@@ -195,7 +222,7 @@ impl Measurement {
         }
         let mut measured: Vec<Pass> =
             self.passes.iter().map(|&tokens| Pass { tokens, ..Pass::default() }).collect();
-        let context = PASS_CONTEXT.min(engine.context_max() / 2);
+        let context = pass_context(engine);
         self.interleave("passes", self.passes.len(), |index, counts| {
             let pass = &mut measured[index];
             let times = engine.measure_pass(pass.tokens, context, PASS_REPETITIONS)?;
@@ -219,10 +246,7 @@ impl Measurement {
         if !self.wants(Part::Batch) {
             return Ok(Vec::new());
         }
-        let modes: &[SettingArgument] = match engine.can_speculate() {
-            true => &[SettingArgument::Off, SettingArgument::Auto],
-            false => &[SettingArgument::Off],
-        };
+        let modes = batch_modes(engine);
         let pairs =
             self.batches.iter().flat_map(|&size| modes.iter().map(move |&mode| (size, mode)));
         let pairs: Vec<_> = pairs.collect();
@@ -247,33 +271,81 @@ impl Measurement {
         Ok(measured)
     }
 
-    /// Runs `size` requests at the same time. The rate counts from when all have their first token:
-    /// prompts are another measurement.
+    /// Runs `size` requests at the same time. The rate counts the rounds in which all of them take
+    /// part, from when the last has its first token until the first has its last one: prompts are
+    /// another measurement. The requests are broken off then.
     fn answer_together(
         &self,
         engine: &mut Engine,
         size: usize,
         mode: SettingArgument,
     ) -> Result<(f64, usize)> {
+        let mut names = Vec::with_capacity(size);
         for prompt in self.prompts.iter().cycle().take(size) {
-            engine.submit(self.request(prompt, mode))?;
+            let tokens = self.tokens + self.lead(engine, size, mode);
+            names.push(engine.submit(self.request(prompt, mode, tokens))?);
         }
-        let (mut begun, mut tokens, mut preemptions) = (0, 0, 0);
-        let mut all_begun = Instant::now();
-        let mut on_event = |_, event: Event<'_>| {
+        let mut heard = Heard::default();
+        while heard.begun < size && heard.finished == 0 {
+            heard.step(engine)?;
+        }
+        let (started, before) = (Instant::now(), heard.tokens);
+        while heard.finished == 0 {
+            heard.step(engine)?;
+        }
+        let (seconds, tokens) = (started.elapsed().as_secs_f64(), heard.tokens - before);
+        names.into_iter().for_each(|name| _ = engine.cancel(name));
+        while heard.step(engine)? {}
+        ensure!(
+            heard.begun == size && tokens > 0,
+            "of {size} sequences some ended before all had begun: lower --batch, or raise --tokens"
+        );
+        Ok((tokens as f64 / seconds, heard.preemptions))
+    }
+
+    /// Most tokens that the first of `size` requests can have before the last one has its first:
+    /// between two chunks of prompts there is one round.
+    fn lead(&self, engine: &Engine, size: usize, mode: SettingArgument) -> usize {
+        let options = engine.options();
+        let prompts = self.prompts.iter().cycle().take(size);
+        let chunks: usize = prompts.map(|prompt| prompt.len().div_ceil(options.prefill_rows)).sum();
+        let drafted_max = match mode {
+            SettingArgument::Off => 0,
+            _ => {
+                let depths = options.trees.iter().map(TreeParameters::depth);
+                depths.chain([options.chain_drafted_max]).max().unwrap_or(0)
+            }
+        };
+        chunks * (drafted_max + 1)
+    }
+}
+
+/// What requests that run at the same time have told.
+#[derive(Default)]
+struct Heard {
+    begun: usize,
+    finished: usize,
+    tokens: usize,
+    preemptions: usize,
+}
+
+impl Heard {
+    fn step(&mut self, engine: &mut Engine) -> Result<bool> {
+        let more = engine.step(&mut |_, event| {
             match event {
-                Event::Token(token) if token.index == 0 => {
-                    begun += 1;
-                    all_begun = Instant::now();
+                Event::Token(token) => {
+                    self.begun += usize::from(token.index == 0);
+                    self.tokens += 1;
                 }
-                Event::Token(_) => tokens += usize::from(begun == size),
-                Event::Finished(outcome) => preemptions += outcome.preemptions,
+                Event::Finished(outcome) => {
+                    self.finished += 1;
+                    self.preemptions += outcome.preemptions;
+                }
                 _ => {}
             }
             ControlFlow::Continue(())
-        };
-        while engine.step(&mut on_event)? {}
-        Ok((tokens as f64 / all_begun.elapsed().as_secs_f64(), preemptions))
+        });
+        Ok(more?)
     }
 }
 
@@ -323,6 +395,19 @@ impl Measured {
             all_reduce_share: self.reduce_seconds / self.whole_seconds,
             same_tokens: !self.differs,
         }
+    }
+}
+
+/// Tokens before the passes that are measured.
+fn pass_context(engine: &Engine) -> usize {
+    PASS_CONTEXT.min(engine.context_max() / 2)
+}
+
+/// Ways of decoding to compare for several sequences.
+fn batch_modes(engine: &Engine) -> &'static [SettingArgument] {
+    match engine.can_speculate() {
+        true => &[SettingArgument::Off, SettingArgument::Auto],
+        false => &[SettingArgument::Off],
     }
 }
 
