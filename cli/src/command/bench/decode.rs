@@ -24,6 +24,10 @@ use crate::{
 const COMMAND_WORDS: usize = 2;
 
 pub(super) fn run(arguments: &DecodeArguments) -> Result<ExitCode> {
+    if let Some(path) = &arguments.report.plot {
+        // Before minutes of measuring.
+        file::check(path)?;
+    }
     let mut options = launch::base_options(&arguments.run);
     let settings = settings(&arguments.measurement, options.draft.is_some())?;
     make_room(&mut options, &settings);
@@ -64,7 +68,6 @@ pub(super) fn run(arguments: &DecodeArguments) -> Result<ExitCode> {
         passes: measurement.passes(engine)?,
         batch: measurement.batch(engine)?,
     };
-    session.finish()?;
     match arguments.report.json {
         true => print::line(serde_json::to_string(&report)?)?,
         false => print::line(table::text(&report))?,
@@ -72,6 +75,8 @@ pub(super) fn run(arguments: &DecodeArguments) -> Result<ExitCode> {
     if let Some(path) = &arguments.report.plot {
         file::write(path, plot::svg(&report).as_bytes())?;
     }
+    // Last, so that a rank that fails to end takes no result away.
+    session.finish()?;
     Ok(ExitCode::SUCCESS)
 }
 
