@@ -26,9 +26,10 @@ pub struct EngineOptions {
     /// Rows of a prompt that go through the model at a time.
     pub prefill_rows: usize,
     /// Tokens that the cache holds, of all sequences together, rounded up to whole pages; 0 takes
-    /// room for [`EngineOptions::sequences_max`] sequences of `context_max`, but not for more
-    /// than one if that takes more than [`CACHE_DEFAULT_BYTES_MAX`]. A sequence that
-    /// runs out of room waits, and begins anew, until others are done.
+    /// room for as many whole sequences of `context_max` as fit into
+    /// [`CACHE_DEFAULT_BYTES_MAX`], at least for one and at most for
+    /// [`EngineOptions::sequences_max`]. A sequence that runs out of room waits, and begins anew,
+    /// until others are done.
     pub cache_tokens: usize,
     /// Most sequences that are worked on at the same time.
     pub sequences_max: usize,
