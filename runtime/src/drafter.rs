@@ -27,9 +27,10 @@ mod growth;
 
 pub(crate) use growth::{Drafting, Growth};
 
-/// Waiting states of all sequences take at most this much memory.
+/// Waiting states of all sequences take at most this much memory, unless [`WAITING_ROWS_MIN`] of
+/// each take more.
 const WAITING_BYTES_MAX: usize = 64 << 20;
-/// Waiting rows of one sequence for which there is always room.
+/// Waiting rows of one sequence for which there is always room, if it can become so long.
 const WAITING_ROWS_MIN: usize = 64;
 /// More waiting rows than the deepest round commits are left over from rounds without drafting.
 const CATCH_UP_ROWS: usize = 16;
@@ -77,10 +78,9 @@ pub(crate) struct DrafterSizes {
 impl Drafter {
     /// A drafter with an empty cache.
     pub(crate) fn new(draft: Draft, stream: Stream, dtype: DType, sizes: DrafterSizes) -> Self {
-        let DrafterSizes { slots, rows_max, positions_max, sequences_max } = sizes;
-        let width = draft.config().captured_states * draft.config().target_hidden;
-        let affordable = WAITING_BYTES_MAX / (width * dtype.bytes()) / sequences_max;
-        let share_rows = positions_max.min(affordable.max(WAITING_ROWS_MIN));
+        let DrafterSizes { slots, rows_max, sequences_max, .. } = sizes;
+        let width = states_width(&draft);
+        let share_rows = sizes.share_rows(width * dtype.bytes());
         Self {
             cache: draft.cache(slots),
             states: Tensor::zeros(dtype, &[share_rows * sequences_max, width]),
@@ -94,6 +94,13 @@ impl Drafter {
             candidates: Vec::new(),
             level: Vec::new(),
         }
+    }
+
+    /// Bytes that a drafter with `draft` takes for its cache and for waiting states.
+    pub(crate) fn bytes(draft: &Draft, dtype: DType, sizes: DrafterSizes) -> u64 {
+        let row_bytes = states_width(draft) * dtype.bytes();
+        let waiting = (sizes.share_rows(row_bytes) * sizes.sequences_max) as u64 * row_bytes as u64;
+        (sizes.slots * dtype.bytes()) as u64 * draft.cache_width() as u64 + waiting
     }
 
     /// Longest sequence that the draft was made for.
@@ -298,6 +305,19 @@ impl Drafter {
         self.level.extend(self.candidates.iter().map(to_target));
         Ok(())
     }
+}
+
+impl DrafterSizes {
+    /// Waiting rows of one sequence, of `row_bytes` each.
+    fn share_rows(&self, row_bytes: usize) -> usize {
+        let affordable = WAITING_BYTES_MAX / row_bytes / self.sequences_max;
+        self.positions_max.min(affordable.max(WAITING_ROWS_MIN))
+    }
+}
+
+/// Values of a captured state.
+fn states_width(draft: &Draft) -> usize {
+    draft.config().captured_states * draft.config().target_hidden
 }
 
 impl Numbers {

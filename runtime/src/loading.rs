@@ -155,14 +155,13 @@ impl Plan {
         let target = model.config();
         let draft =
             Draft::new(config.clone(), weights, target, embedding, head.as_ref(), dtype, rows_max)?;
-        let cache_bytes = (self.slots * dtype.bytes()) as u64 * draft.cache_width() as u64;
-        memory::require("the draft's cache", cache_bytes, CACHE_ADVICE)?;
         let sizes = DrafterSizes {
             slots: self.slots,
             rows_max,
             positions_max: self.context_max,
             sequences_max: options.sequences_max,
         };
+        memory::require("the draft's cache", Drafter::bytes(&draft, dtype, sizes), CACHE_ADVICE)?;
         Ok(Some(Drafter::new(draft, model.stream().clone(), dtype, sizes)))
     }
 
