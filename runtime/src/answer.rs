@@ -27,6 +27,8 @@ pub(crate) struct Answer {
     text: String,
     decoder: Option<StreamDecoder>,
     scanner: StopScanner,
+    /// Whether a stop text came, so that nothing after it is given out.
+    is_cut: bool,
     statistics: Statistics,
     accepted: Vec<usize>,
 }
@@ -46,6 +48,7 @@ impl Answer {
             text: String::new(),
             decoder: tokenizer.map(Tokenizer::stream),
             scanner: StopScanner::new(&request.stop_texts),
+            is_cut: false,
             statistics: Statistics::default(),
             accepted: Vec::new(),
             request,
@@ -103,6 +106,7 @@ impl Answer {
     fn take_text(&mut self, id: u32, on_event: Listener<'_>) -> Option<FinishReason> {
         let piece = self.decoder.as_mut()?.push(id)?;
         let (text, stopped) = self.scanner.push(&piece);
+        self.is_cut = stopped;
         self.text.push_str(&text);
         if !text.is_empty() && on_event(Event::Text(&text)).is_break() {
             return Some(FinishReason::Cancelled);
@@ -120,9 +124,7 @@ impl Answer {
     /// Gives out what is held back, and the whole, without what only the engine knows. Nothing is
     /// left then.
     pub(crate) fn finish(&mut self, reason: FinishReason, on_event: Listener<'_>) -> Outcome {
-        let stopped_by_text = reason == FinishReason::Stop
-            && self.tokens.last().is_none_or(|id| !self.stop_ids.contains(id));
-        if !stopped_by_text {
+        if !self.is_cut {
             let mut rest = self.decoder.as_mut().and_then(StreamDecoder::flush).unwrap_or_default();
             let (text, stopped) = self.scanner.push(&rest);
             rest = text;

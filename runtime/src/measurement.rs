@@ -54,8 +54,9 @@ impl Engine {
     /// then the levels. Nothing for [`Plan::Plain`], or without a draft. Empties the prefix cache.
     ///
     /// # Errors
-    /// As [`Engine::measure_pass`]; [`RuntimeError::Speculation`] if the draft's logits are not
-    /// finite.
+    /// As [`Engine::measure_pass`], whose failures of ranks end the engine here too;
+    /// [`RuntimeError::Speculation`] if the draft's logits are not finite, after which the engine
+    /// goes on.
     pub fn measure_draft(
         &mut self,
         plan: Plan,
