@@ -1,6 +1,7 @@
 //! Command-line arguments: the commands, and the groups of options that several of them share. What
 //! belongs to one command only is in the files below.
 
+mod all_reduce;
 mod bench;
 mod chat;
 mod shell;
@@ -9,6 +10,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+pub(crate) use all_reduce::{
+    AllReduceArguments, CallsArguments, DeviceArgument, FormArgument, ModeArgument, PlaceArguments,
+};
 pub(crate) use bench::{
     BenchArguments, BenchCommand, DecodeArguments, MeasurementArguments, Part, SettingArgument,
 };
@@ -30,7 +34,7 @@ pub(crate) enum Command {
     /// Talk with a model, turn by turn.
     #[command(long_about = chat::LONG_ABOUT)]
     Chat(Box<ChatArguments>),
-    /// Measure how fast a model runs on this machine.
+    /// Measure how fast a model runs on this machine, or its ranks exchange.
     Bench(BenchArguments),
     /// Say what a checkpoint is, what memory it takes, and what would not load and why.
     Inspect(InspectArguments),

@@ -5,7 +5,10 @@ use std::{fmt, path::PathBuf, str::FromStr};
 use clap::{Args, Subcommand, ValueEnum};
 use paceline_spec::TreeParameters;
 
-use super::RunArguments;
+use super::{
+    RunArguments,
+    all_reduce::{self, AllReduceArguments},
+};
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
@@ -18,6 +21,9 @@ pub(crate) enum BenchCommand {
     /// Measure decoding with and without speculation, prompts, passes and batches.
     #[command(long_about = LONG_ABOUT)]
     Decode(Box<DecodeArguments>),
+    /// Measure all-reduces: the time of a call by size, for each back end.
+    #[command(long_about = all_reduce::LONG_ABOUT)]
+    AllReduce(Box<AllReduceArguments>),
 }
 
 /// What `paceline bench decode --help` says after the short description.

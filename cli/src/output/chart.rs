@@ -1,10 +1,12 @@
-//! Charts as SVG: bars with a spread, and a line with a spread, below each other on one sheet.
+//! Charts as SVG: bars, a line or curves, with a spread, below each other on one sheet.
 //!
 //! Pure: the same data give the same text. Start reading at [`sheet`].
 
+mod curves;
+
 use std::fmt::Write;
 
-/// A chart with a vertical axis that begins at zero.
+/// A chart. The vertical axis begins at zero, except for curves.
 pub(crate) struct Chart {
     pub(crate) title: String,
     /// What the vertical axis counts, with its unit.
@@ -22,18 +24,20 @@ pub(crate) enum Shape {
     Bars,
     /// In the order of their places, joined.
     Line,
+    /// On logarithmic axes; those with the same label are a curve, and the labels a legend.
+    Curves,
 }
 
 /// A measured value.
 pub(crate) struct Mark {
     /// Below the axis.
     pub(crate) name: String,
-    /// Where on the axis of a line; bars stand in equal distances.
+    /// Where on the axis of a line or curve; bars stand in equal distances.
     pub(crate) place: f64,
     pub(crate) value: f64,
     pub(crate) least: f64,
     pub(crate) most: f64,
-    /// Beside the mark.
+    /// Beside the mark; of a curve, its name.
     pub(crate) label: String,
     pub(crate) colour: &'static str,
 }
@@ -74,15 +78,27 @@ pub(crate) fn sheet(heading: &[&str], charts: &[Chart]) -> String {
 }
 
 fn draw(svg: &mut Svg, top: f64, chart: &Chart) {
+    let bottom = top + CHART_HEIGHT - BELOW;
+    let _ = writeln!(svg.0, "<g font-weight=\"600\">");
+    svg.text(LEFT, top + 18.0, "start", INK, &chart.title);
+    let _ = writeln!(svg.0, "</g>");
+    svg.text(LEFT, top + 34.0, "start", MUTED, &chart.unit);
+    match chart.shape {
+        Shape::Curves => curves::draw(svg, top, chart),
+        Shape::Bars | Shape::Line => from_zero(svg, top, chart),
+    }
+    svg.line([LEFT, bottom], [WIDTH - RIGHT, bottom], INK, 1.0);
+    let middle = (LEFT + WIDTH - RIGHT) / 2.0;
+    svg.text(middle, bottom + 44.0, "middle", MUTED, &chart.along);
+}
+
+/// Bars or a line over a vertical axis that begins at zero.
+fn from_zero(svg: &mut Svg, top: f64, chart: &Chart) {
     let most = chart.marks.iter().map(|mark| mark.most.max(mark.value)).fold(0.0, f64::max);
     let step = tick(most);
     let steps = (most / step).ceil().max(1.0);
     let (plot_top, bottom) = (top + ABOVE, top + CHART_HEIGHT - BELOW);
     let y = |value: f64| bottom - value / (step * steps) * (bottom - plot_top);
-    let _ = writeln!(svg.0, "<g font-weight=\"600\">");
-    svg.text(LEFT, top + 18.0, "start", INK, &chart.title);
-    let _ = writeln!(svg.0, "</g>");
-    svg.text(LEFT, top + 34.0, "start", MUTED, &chart.unit);
     for index in 0..=steps as usize {
         let value = step * index as f64;
         svg.line([LEFT, y(value)], [WIDTH - RIGHT, y(value)], FAINT, 1.0);
@@ -90,11 +106,8 @@ fn draw(svg: &mut Svg, top: f64, chart: &Chart) {
     }
     match chart.shape {
         Shape::Bars => bars(svg, chart, bottom, y),
-        Shape::Line => line(svg, chart, bottom, y),
+        _ => line(svg, chart, bottom, y),
     }
-    svg.line([LEFT, bottom], [WIDTH - RIGHT, bottom], INK, 1.0);
-    let middle = (LEFT + WIDTH - RIGHT) / 2.0;
-    svg.text(middle, bottom + 44.0, "middle", MUTED, &chart.along);
 }
 
 fn bars(svg: &mut Svg, chart: &Chart, bottom: f64, y: impl Fn(f64) -> f64) {

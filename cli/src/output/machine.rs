@@ -1,5 +1,31 @@
 //! What this machine is.
 
+use paceline_kernels::Isa;
+use serde::Serialize;
+
+/// What every report says of where it was measured, and with what.
+#[derive(Debug, Serialize)]
+pub(crate) struct Facts {
+    /// The version of this program.
+    pub(crate) paceline: &'static str,
+    pub(crate) processor: String,
+    /// That this process may use.
+    pub(crate) cores: usize,
+    pub(crate) instruction_set: String,
+}
+
+impl Facts {
+    /// Of this machine.
+    pub(crate) fn find() -> Self {
+        Self {
+            paceline: env!("CARGO_PKG_VERSION"),
+            processor: processor(),
+            cores: cores(),
+            instruction_set: Isa::detect().to_string(),
+        }
+    }
+}
+
 /// The processor's name.
 pub(crate) fn processor() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

@@ -4,7 +4,6 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, bail, ensure};
-use paceline_kernels::Isa;
 use paceline_runtime::{Engine, EngineOptions};
 use paceline_spec::TreeParameters;
 
@@ -17,7 +16,7 @@ use super::{
 use crate::{
     args::{DecodeArguments, MeasurementArguments, SettingArgument},
     launch,
-    output::{file, machine, print},
+    output::{file, machine::Facts, print},
 };
 
 /// Two words name this command.
@@ -123,17 +122,14 @@ fn make_room(options: &mut EngineOptions, settings: &[SettingArgument]) {
 }
 
 fn machine(engine: &Engine, draft: Option<String>) -> Machine {
-    let cores = machine::cores();
+    let facts = Facts::find();
     let options = engine.options();
     Machine {
-        paceline: env!("CARGO_PKG_VERSION"),
-        processor: machine::processor(),
-        cores,
         threads: match options.threads {
-            0 => (cores / engine.ranks()).max(1),
+            0 => (facts.cores / engine.ranks()).max(1),
             threads => threads,
         },
-        instruction_set: Isa::detect().to_string(),
+        facts,
         dtype: options.dtype.to_string(),
         ranks: engine.ranks(),
         model: options.model.name().into_owned(),

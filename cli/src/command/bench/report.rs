@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::samples::Samples;
+use crate::output::machine::Facts;
 
 /// Everything.
 #[derive(Debug, Serialize)]
@@ -25,12 +26,10 @@ pub(super) struct Report {
 /// Where it was measured, and on what.
 #[derive(Debug, Serialize)]
 pub(super) struct Machine {
-    pub(super) paceline: &'static str,
-    pub(super) processor: String,
-    pub(super) cores: usize,
+    #[serde(flatten)]
+    pub(super) facts: Facts,
     /// Of each rank.
     pub(super) threads: usize,
-    pub(super) instruction_set: String,
     pub(super) dtype: String,
     pub(super) ranks: usize,
     pub(super) model: String,

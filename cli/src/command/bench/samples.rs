@@ -16,14 +16,19 @@ impl Samples {
     }
 
     pub(super) fn median(&self) -> f64 {
+        self.quantile(0.5)
+    }
+
+    /// The sample below which a `share` of them lies, interpolated between neighbours (as numpy
+    /// does unless told otherwise).
+    pub(super) fn quantile(&self, share: f64) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
-        let middle = sorted.len() / 2;
-        match sorted.len() {
-            0 => 0.0,
-            length if length % 2 == 1 => sorted[middle],
-            _ => (sorted[middle - 1] + sorted[middle]) / 2.0,
-        }
+        let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
+        let place = share * last as f64;
+        let (below, part) = (place.floor() as usize, place.fract());
+        let above = sorted[last.min(below + 1)];
+        sorted[below] * (1.0 - part) + above * part
     }
 
     pub(super) fn least(&self) -> f64 {
@@ -54,8 +59,10 @@ impl FromIterator<f64> for Samples {
 
 impl Serialize for Samples {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut object = serializer.serialize_struct("Samples", 4)?;
+        let mut object = serializer.serialize_struct("Samples", 6)?;
         object.serialize_field("median", &self.median())?;
+        object.serialize_field("p10", &self.quantile(0.1))?;
+        object.serialize_field("p90", &self.quantile(0.9))?;
         object.serialize_field("least", &self.least())?;
         object.serialize_field("most", &self.most())?;
         object.serialize_field("samples", &self.0)?;
@@ -80,6 +87,10 @@ mod tests {
         let object = serde_json::to_value(&odd).unwrap();
         assert_eq!(object["samples"], serde_json::json!([3.0, 1.0, 2.0]));
         assert_eq!(object["median"], 2.0);
+        let ten: Samples = (0..11).rev().map(f64::from).collect();
+        assert_eq!((ten.quantile(0.0), ten.quantile(0.1), ten.quantile(0.9)), (0.0, 1.0, 9.0));
+        assert_eq!(samples(&[1.0, 2.0]).quantile(0.75), 1.75);
+        assert_eq!(samples(&[]).quantile(0.5), 0.0);
     }
 
     /// Drift that both see leaves the ratio alone.

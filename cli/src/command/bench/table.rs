@@ -52,13 +52,13 @@ fn place(machine: &Machine) -> String {
         machine.dtype,
         counted(machine.ranks, "rank"),
         counted(machine.threads, "thread"),
-        machine.processor,
-        machine.instruction_set,
-        machine.paceline
+        machine.facts.processor,
+        machine.facts.instruction_set,
+        machine.facts.paceline
     )
 }
 
-fn counted(count: usize, noun: &str) -> String {
+pub(super) fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
@@ -149,7 +149,7 @@ fn verdict(verdict: &Verdict) -> String {
 }
 
 /// A table whose first column is text and whose others are numbers.
-fn table(heads: &[&str]) -> Table {
+pub(super) fn table(heads: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(comfy_table::TableStyle::new());
     table.set_header(heads.iter().copied());
