@@ -1,18 +1,23 @@
 //! The back ends of this build, and the trait that each implements.
 //!
 //! This is the only file in which cargo features are tested: each back end behind a feature has
-//! one line here for its module and one in [`COMPILED`]. Today there is one back end, `host`,
-//! which is part of every build.
+//! one line here for its module and one in [`COMPILED`]. `host` is part of every build.
 
 use crate::{Connection, Group, Limits, Result, Topology, Unavailable};
 
 pub(crate) mod host;
+#[cfg(feature = "p2p")]
+mod p2p;
 
 /// The back ends of this build, the preferred first.
-pub static COMPILED: &[&dyn Backend] = &[&host::Host];
+pub static COMPILED: &[&dyn Backend] = &[
+    #[cfg(feature = "p2p")]
+    &p2p::P2p,
+    &host::Host,
+];
 
 /// The names of all back ends, in this build or not: the same help text in every build.
-pub const KNOWN: &[&str] = &["host"];
+pub const KNOWN: &[&str] = &["p2p", "host"];
 
 /// A way for ranks to exchange tensors.
 pub trait Backend: Sync {

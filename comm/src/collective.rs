@@ -164,6 +164,21 @@ pub trait Connection: Send {
     /// Stops this rank's pending work from another thread.
     fn abort_handle(&self, group: &Group) -> Arc<dyn Abort>;
 
+    /// Looks, without waiting, whether work that was started earlier has failed; if so the group
+    /// fails. Back ends whose calls are over when they return have nothing to look for.
+    ///
+    /// # Errors
+    /// The group's first failure.
+    fn check(&mut self, group: &mut Group) -> Result<()> {
+        let _ = group;
+        Ok(())
+    }
+
+    /// All-reduce together with what follows it in a model, if the back end has that.
+    fn fused(&mut self) -> Option<&mut dyn FusedAllReduce> {
+        None
+    }
+
     /// Makes the memory of `tensor` reachable by the peers. All ranks register the same number
     /// of tensors in the same order. Back ends that need no registration accept anything.
     ///
@@ -173,6 +188,46 @@ pub trait Connection: Send {
         let _ = (group, tensor);
         Ok(())
     }
+}
+
+/// The end of a transformer's half layer: what a [`FusedAllReduce`] does in one kernel.
+///
+/// `residual = round(residual + round(sum of x over ranks))`, then
+/// `out = round(residual / sqrt(mean(residual²) + epsilon) · weight)`, statistics in f32. All
+/// tensors have one type: f32, f16 or bf16.
+#[derive(Debug)]
+pub struct AddRmsNorm<'a> {
+    /// Input `[rows, width]`.
+    pub x: &'a Tensor,
+    /// The residual stream `[rows, width]`, in and out: the same on all ranks.
+    pub residual: &'a mut Tensor,
+    /// `[width]`.
+    pub weight: &'a Tensor,
+    /// Added to the mean square.
+    pub epsilon: f32,
+    /// Output `[rows, width]`.
+    pub out: &'a mut Tensor,
+}
+
+/// All-reduce, residual addition and RMSNorm as one.
+pub trait FusedAllReduce {
+    /// Whether it takes such tensors, and saves time with them. The same on all ranks.
+    fn serves(&self, dtype: DType, rows: usize, width: usize) -> bool;
+
+    /// Starts `call` on `stream`; can be captured in a graph. All ranks pass the same sizes.
+    ///
+    /// # Safety
+    /// As [`Connection::enqueue`].
+    ///
+    /// # Errors
+    /// [`CommError::Argument`](crate::CommError::Argument) if shapes, types or devices do not fit;
+    /// otherwise as [`Connection::enqueue`].
+    unsafe fn add_rms_norm(
+        &mut self,
+        group: &mut Group,
+        call: AddRmsNorm<'_>,
+        stream: &Stream,
+    ) -> Result<()>;
 }
 
 /// Frees a rank that is stuck in a collective, from any thread.

@@ -11,7 +11,7 @@ use crate::{
     Abort, Backend, COMPILED, Call, Collective, CommError, Connection, Group, Rank, ReduceOp,
     Result, Topology, Unavailable,
     backend::{self, host::algorithms},
-    policy::{Candidate, Choice, Purpose, Reason, Table, listed},
+    policy::{Candidate, Choice, Purpose, Reason, Rejection, Table, listed},
     protocol::Limit,
 };
 
@@ -29,8 +29,9 @@ const DTYPES: [DType; 9] = [
 
 /// One rank's means of exchanging tensors with the others.
 ///
-/// All ranks make the same calls in the same order, with the same sizes and types. Each method
-/// blocks until this rank may go on, at most for the group's timeout. Every error but
+/// All ranks make the same calls in the same order, with the same sizes and types. On the CPU each
+/// method blocks until this rank may go on, at most for the group's timeout; on a GPU it only puts
+/// the work on the stream, see [`Communicator::synchronize`]. Every error but
 /// [`CommError::Argument`] and [`CommError::NotServed`] (which all ranks get alike, without
 /// communicating) ends the group; see [`CommError`].
 ///
@@ -253,6 +254,7 @@ impl Communicator {
     /// # Errors
     /// The group's first failure.
     pub fn check(&mut self) -> Result<()> {
+        self.check_connections()?;
         self.group.check()
     }
 
@@ -299,7 +301,7 @@ impl Communicator {
         match self.table(collective, dtype).at(bytes) {
             Ok(choice) => Ok(choice.clone()),
             Err(rejected) => {
-                let reasons = listed(rejected);
+                let reasons = self.reasons(rejected);
                 Err(CommError::NotServed { collective, bytes, dtype, reasons })
             }
         }
@@ -335,6 +337,19 @@ impl Communicator {
         Ok(Self { group, connected, declined, tables, messages: Count::default() })
     }
 
+    /// Why nobody serves a call: each back end's reason.
+    fn reasons(&self, rejected: &[Rejection]) -> String {
+        let declined = |Declined { backend, rank, reason }: &Declined| {
+            format!("{backend} is not used, because of rank {rank} ({reason})")
+        };
+        let rejected = (!rejected.is_empty()).then(|| listed(rejected));
+        rejected
+            .into_iter()
+            .chain(self.declined.iter().map(declined))
+            .collect::<Vec<_>>()
+            .join("; ")
+    }
+
     fn require(&self, backend: &dyn Backend) -> Result<()> {
         backend.probe(self.topology())?;
         match self.declined.first() {
@@ -351,7 +366,7 @@ impl Communicator {
     #[inline]
     fn enqueue(&mut self, call: Call<'_>, stream: &Stream) -> Result<()> {
         if self.connected.is_empty() && self.world_size() == 1 {
-            return backend::host::alone(call);
+            return backend::host::alone(call, stream);
         }
         let collective = call.collective();
         let (bytes, dtype) = call.payload();
@@ -487,5 +502,6 @@ fn table_index(collective: Collective, dtype: DType) -> usize {
     collective as usize * DTYPES.len() + dtype
 }
 
+mod device;
 #[cfg(test)]
 mod tests;

@@ -2,13 +2,14 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use paceline_kernels::DType;
+use paceline_kernels::{DType, driver::DriverError};
 
 use crate::{Collective, Rank, ReduceOp, Unavailable, rank};
 
 /// Errors of groups and collectives.
 ///
-/// After [`RankLost`](Self::RankLost), [`Timeout`](Self::Timeout), [`Aborted`](Self::Aborted)
+/// After [`RankLost`](Self::RankLost), [`Timeout`](Self::Timeout),
+/// [`PeerTimeout`](Self::PeerTimeout), [`Aborted`](Self::Aborted)
 /// or [`Mismatch`](Self::Mismatch) the group is unusable on every rank: all of them get the
 /// first such failure, now and on every later call. The way on is a group of new processes.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -39,6 +40,21 @@ pub enum CommError {
         waited: Duration,
         /// The ranks that did not come.
         missing: Vec<Rank>,
+    },
+    /// A GPU waited in vain for what another should have sent.
+    #[error(
+        "the GPU of rank {rank} waited {limit:?} for rank {peer} in its collective {index}: look \
+         whether rank {peer} is stopped, stuck elsewhere or made other calls, or raise the timeout"
+    )]
+    PeerTimeout {
+        /// The rank that gave up.
+        rank: Rank,
+        /// The rank that it waited for.
+        peer: Rank,
+        /// Which of the kernels that communicate, counted from 1, modulo 2³².
+        index: u32,
+        /// How long it waited.
+        limit: Duration,
     },
     /// Somebody gave the group up through an [`Abort`](crate::Abort) handle.
     #[error("the group was aborted by rank {by}: {reason}")]
@@ -76,6 +92,9 @@ pub enum CommError {
         /// Each back end with its reason.
         reasons: String,
     },
+    /// A device or its driver failed.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
     /// The back end asked for cannot be used.
     #[error(transparent)]
     Unavailable(#[from] Unavailable),

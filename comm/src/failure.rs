@@ -25,6 +25,7 @@ pub(crate) struct FailureRecord {
     first_rank: u32,
     second_rank: u32,
     cause: u32,
+    index: u32,
     missing_mask: u64,
     waited_ns: u64,
     calls: [Descriptor; 2],
@@ -36,16 +37,36 @@ const KIND_LOST: u32 = 1;
 const KIND_TIMEOUT: u32 = 2;
 const KIND_ABORTED: u32 = 3;
 const KIND_MISMATCH: u32 = 4;
+const KIND_PEER_TIMEOUT: u32 = 5;
 
 const CAUSES: [LossCause; 3] = [LossCause::Died, LossCause::Panicked, LossCause::Left];
 
 /// What can make a group fail.
 #[derive(Clone, Copy)]
 pub(crate) enum Failure<'a> {
-    Lost { rank: Rank, cause: LossCause },
-    Timeout { waited: Duration, missing_mask: u64 },
-    Aborted { by: Rank, reason: &'a str },
-    Mismatch { ranks: [Rank; 2], calls: [Descriptor; 2] },
+    Lost {
+        rank: Rank,
+        cause: LossCause,
+    },
+    Timeout {
+        waited: Duration,
+        missing_mask: u64,
+    },
+    Aborted {
+        by: Rank,
+        reason: &'a str,
+    },
+    Mismatch {
+        ranks: [Rank; 2],
+        calls: [Descriptor; 2],
+    },
+    /// A GPU gave up in its collective number `index`.
+    PeerTimeout {
+        rank: Rank,
+        peer: Rank,
+        index: u32,
+        limit: Duration,
+    },
 }
 
 /// Which of a rank's two records.
@@ -88,6 +109,7 @@ impl From<Failure<'_>> for FailureRecord {
             first_rank: 0,
             second_rank: 0,
             cause: 0,
+            index: 0,
             missing_mask: 0,
             waited_ns: 0,
             calls: [Descriptor::barrier(); 2],
@@ -102,7 +124,7 @@ impl From<Failure<'_>> for FailureRecord {
             }
             Failure::Timeout { waited, missing_mask } => {
                 record.kind = KIND_TIMEOUT;
-                record.waited_ns = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
+                record.waited_ns = nanoseconds(waited);
                 record.missing_mask = missing_mask;
             }
             Failure::Aborted { by, reason } => {
@@ -117,6 +139,13 @@ impl From<Failure<'_>> for FailureRecord {
                 record.first_rank = first.0 as u32;
                 record.second_rank = second.0 as u32;
                 record.calls = calls;
+            }
+            Failure::PeerTimeout { rank, peer, index, limit } => {
+                record.kind = KIND_PEER_TIMEOUT;
+                record.first_rank = rank.0 as u32;
+                record.second_rank = peer.0 as u32;
+                record.index = index;
+                record.waited_ns = nanoseconds(limit);
             }
         }
         record
@@ -138,6 +167,12 @@ impl FailureRecord {
                     .filter(|rank| self.missing_mask >> rank & 1 != 0)
                     .map(Rank)
                     .collect(),
+            },
+            KIND_PEER_TIMEOUT => CommError::PeerTimeout {
+                rank,
+                peer: Rank(self.second_rank as usize),
+                index: self.index,
+                limit: Duration::from_nanos(self.waited_ns),
             },
             KIND_MISMATCH => CommError::Mismatch {
                 first: self.calls[0].facts(rank),
@@ -183,6 +218,10 @@ impl Abort for NothingToAbort {
     fn abort(&self, _reason: &str) {}
 }
 
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// The start of `text`, at most `bytes_max` long, without cutting a character.
 fn cut(text: &str, bytes_max: usize) -> &str {
     let limit = bytes_max.min(text.len());
@@ -213,6 +252,16 @@ mod tests {
             missing: vec![Rank(0), Rank(1)],
         };
         assert_eq!(region.failure(Collective::AllGather), Some(expected));
+    }
+
+    #[test]
+    fn what_a_gpu_reports_survives_shared_memory() {
+        let region = region();
+        let limit = Duration::from_millis(300);
+        let failure = Failure::PeerTimeout { rank: Rank(2), peer: Rank(1), index: 77, limit };
+        region.report(2, Reporter::Rank, failure);
+        let error = CommError::PeerTimeout { rank: Rank(2), peer: Rank(1), index: 77, limit };
+        assert_eq!(region.failure(Collective::Barrier), Some(error));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use crate::{
     Abort, CommError, Placement, Rank, Result, Topology,
     backend::host::algorithms,
-    failure::NothingToAbort,
+    failure::{Failure, NothingToAbort},
     protocol::{Channel, Limit},
     region::{Layout, Region, SLOT_BYTES_MAX, SLOT_BYTES_MIN, WORLD_SIZE_MAX},
 };
@@ -21,12 +21,30 @@ pub struct GroupOptions {
     /// Size of the pieces in which the back end `host` sends large tensors: a multiple of 4096.
     /// Each rank has two.
     pub slot_bytes: usize,
+    /// How GPUs receive.
+    pub inbox: InboxOptions,
+}
+
+/// How a GPU receives from the others, in the back end `p2p`. The same on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InboxOptions {
+    /// Memory for what one rank sends at a time: a multiple of 2048. A GPU has eight for each rank.
+    pub slot_bytes: usize,
+    /// Receive in host memory even where GPUs reach each other's.
+    pub in_host_memory: bool,
+}
+
+impl Default for InboxOptions {
+    /// 2 MiB, in the memory of GPUs where they reach it.
+    fn default() -> Self {
+        Self { slot_bytes: 2 << 20, in_host_memory: false }
+    }
 }
 
 impl Default for GroupOptions {
     /// 120 seconds, slots of 256 KiB.
     fn default() -> Self {
-        Self { timeout: TIMEOUT_DEFAULT, slot_bytes: 256 << 10 }
+        Self { timeout: TIMEOUT_DEFAULT, slot_bytes: 256 << 10, inbox: InboxOptions::default() }
     }
 }
 
@@ -46,6 +64,11 @@ impl GroupOptions {
             let expected = "a multiple of 4096 up to 256 MiB";
             return Err(invalid("slot_bytes", self.slot_bytes.to_string(), expected));
         }
+        let inbox = self.inbox.slot_bytes;
+        if !(2048..=SLOT_BYTES_MAX).contains(&inbox) || !inbox.is_multiple_of(2048) {
+            let expected = "a multiple of 2048 up to 256 MiB";
+            return Err(invalid("inbox.slot_bytes", inbox.to_string(), expected));
+        }
         Ok(())
     }
 
@@ -62,7 +85,9 @@ pub struct Group {
     rank: Rank,
     local_rank: usize,
     topology: Topology,
+    device: Option<u32>,
     timeout: Duration,
+    inbox: InboxOptions,
     /// None if this rank is alone.
     channel: Option<Channel>,
 }
@@ -73,8 +98,10 @@ impl Group {
         Self {
             rank: Rank(0),
             local_rank: 0,
-            topology: Topology { world_size: 1, placement: Placement::Threads },
+            topology: Topology { world_size: 1, placement: Placement::Threads, on_devices: false },
+            device: None,
             timeout: TIMEOUT_DEFAULT,
+            inbox: InboxOptions::default(),
             channel: None,
         }
     }
@@ -91,7 +118,33 @@ impl Group {
         timeout: Duration,
     ) -> Self {
         let rank = Rank(channel.rank());
-        Self { rank, local_rank, topology, timeout, channel: Some(channel) }
+        let (device, inbox) = (None, InboxOptions::default());
+        Self { rank, local_rank, topology, device, timeout, inbox, channel: Some(channel) }
+    }
+
+    /// How GPUs receive.
+    pub(crate) fn with_inbox(mut self, inbox: InboxOptions) -> Self {
+        self.inbox = inbox;
+        self
+    }
+
+    /// Says that this rank computes on GPU `ordinal`, where its tensors then lie. Ranks may share
+    /// a GPU. All ranks of a group say so, or none.
+    #[must_use]
+    pub fn on_device(mut self, ordinal: u32) -> Self {
+        self.device = Some(ordinal);
+        self.topology.on_devices = true;
+        self
+    }
+
+    /// The GPU that this rank computes on; none: the CPU.
+    pub fn device(&self) -> Option<u32> {
+        self.device
+    }
+
+    /// How GPUs receive.
+    pub fn inbox(&self) -> InboxOptions {
+        self.inbox
     }
 
     /// This rank.
@@ -150,6 +203,16 @@ impl Group {
         }
     }
 
+    /// The failure that the group has, if it is known: costs one load.
+    pub(crate) fn failure(&mut self) -> Result<()> {
+        self.channel.as_mut().map_or(Ok(()), Channel::check_failure)
+    }
+
+    /// Makes the group fail, and returns its first failure, which may be another.
+    pub(crate) fn fail(&mut self, failure: Failure<'_>) -> Result<()> {
+        self.channel.as_mut().map_or(Ok(()), |channel| channel.fail(failure))
+    }
+
     pub(crate) fn channel_mut(&mut self) -> Option<&mut Channel> {
         self.channel.as_mut()
     }
@@ -173,10 +236,10 @@ pub fn in_process(world_size: usize, options: &GroupOptions) -> Result<Vec<Group
         return Ok(vec![Group::alone_with(0, options.timeout)]);
     }
     let region = Arc::new(Region::anonymous(options.layout(world_size))?);
-    let topology = Topology { world_size, placement: Placement::Threads };
+    let topology = Topology { world_size, placement: Placement::Threads, on_devices: false };
     let group = |rank| {
         let channel = Channel::open(region.clone(), rank, None, options.timeout);
-        Group::over(channel, rank, topology.clone(), options.timeout)
+        Group::over(channel, rank, topology.clone(), options.timeout).with_inbox(options.inbox)
     };
     Ok((0..world_size).map(group).collect())
 }

@@ -84,6 +84,8 @@ pub struct InitOptions {
     pub ignore_environment: bool,
     /// The back end; `None` or `auto` lets the policy choose for each size.
     pub backend: Option<String>,
+    /// The GPU that this process computes on; `None`: the CPU. All ranks have one, or none.
+    pub device: Option<u32>,
     /// Settings that all ranks must have alike.
     pub group: GroupOptions,
 }
@@ -98,6 +100,7 @@ impl InitOptions {
             local_rank: None,
             ignore_environment: false,
             backend: None,
+            device: None,
             group: GroupOptions::default(),
         }
     }
@@ -121,7 +124,11 @@ impl InitOptions {
 /// [`CommError::MeetingFile`] for the meeting; [`CommError::Unavailable`] if the ranks are on
 /// several machines or the back end cannot be used.
 pub fn init_distributed(options: &InitOptions) -> Result<Communicator> {
-    Communicator::connect(join(options)?, options.backend.as_deref())
+    let mut group = join(options)?;
+    if let Some(ordinal) = options.device {
+        group = group.on_device(ordinal);
+    }
+    Communicator::connect(group, options.backend.as_deref())
 }
 
 /// The first half of [`init_distributed`]: joins the group, and connects no back end.

@@ -20,10 +20,10 @@ mod topology;
 mod wait;
 
 pub use backend::{Backend, COMPILED, KNOWN};
-pub use collective::{Abort, Call, Collective, Connection, ReduceOp};
+pub use collective::{Abort, AddRmsNorm, Call, Collective, Connection, FusedAllReduce, ReduceOp};
 pub use communicator::{Communicator, Declined, Usage};
 pub use error::{CallFacts, CommError, LossCause, Result};
-pub use group::{Group, GroupOptions, in_process};
+pub use group::{Group, GroupOptions, InboxOptions, in_process};
 pub use init::{InitMethod, InitOptions, init_distributed};
 pub use limits::{Limits, Unavailable};
 pub use rank::Rank;

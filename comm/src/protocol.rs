@@ -323,7 +323,7 @@ impl Channel {
     }
 
     #[inline]
-    fn check_failure(&mut self) -> Result<()> {
+    pub(crate) fn check_failure(&mut self) -> Result<()> {
         if self.region.first_failure().load(Relaxed) == 0 { Ok(()) } else { self.failure() }
     }
 
@@ -337,7 +337,7 @@ impl Channel {
 
     /// Reports a failure, and returns the group's first one, which may be another.
     #[cold]
-    fn fail(&mut self, failure: Failure<'_>) -> Result<()> {
+    pub(crate) fn fail(&mut self, failure: Failure<'_>) -> Result<()> {
         self.region.report(self.rank, Reporter::Rank, failure);
         self.failure()
     }

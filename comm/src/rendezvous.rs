@@ -77,8 +77,13 @@ pub(crate) fn meet(settings: &Settings, options: &InitOptions) -> Result<Group> 
     algorithms::barrier(&mut channel)?;
     let timeout = options.group.timeout;
     channel.set_timeout(timeout);
-    let topology = Topology { world_size: settings.world_size, placement: Placement::Processes };
-    Ok(Group::over(channel, settings.local_rank, topology, timeout))
+    let topology = Topology {
+        world_size: settings.world_size,
+        placement: Placement::Processes,
+        on_devices: false,
+    };
+    let group = Group::over(channel, settings.local_rank, topology, timeout);
+    Ok(group.with_inbox(options.group.inbox))
 }
 
 fn introduction(settings: &Settings, options: &InitOptions) -> Result<Hello> {

@@ -18,6 +18,8 @@ pub struct Topology {
     pub world_size: usize,
     /// Where they are.
     pub placement: Placement,
+    /// Whether they compute on GPUs, each on the one that it was given, or else on the CPU.
+    pub on_devices: bool,
 }
 
 impl std::fmt::Display for Topology {

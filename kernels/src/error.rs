@@ -1,6 +1,6 @@
 //! What can go wrong in this crate because of its input.
 
-use crate::{DType, driver::DriverError};
+use crate::{DType, driver::DriverError, fatbin::FatbinError};
 
 /// Errors of tensors, weights and streams.
 ///
@@ -70,6 +70,9 @@ pub enum KernelError {
     /// A device or its driver failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
+    /// The kernels for a device are missing.
+    #[error(transparent)]
+    Fatbin(#[from] FatbinError),
 }
 
 /// Result with this crate's error.

@@ -61,6 +61,12 @@ impl Backend for Host {
                 "start all ranks on one machine",
             ));
         }
+        if topology.on_devices {
+            return Err(not_possible(
+                "the tensors of these ranks lie on GPUs".to_owned(),
+                "choose `p2p`, or compute on the CPU",
+            ));
+        }
         if topology.world_size > WORLD_SIZE_MAX {
             return Err(not_possible(
                 format!("it takes at most {WORLD_SIZE_MAX} ranks, not {}", topology.world_size),
@@ -82,8 +88,8 @@ impl Connection for HostConnection {
         &LIMITS
     }
 
-    unsafe fn enqueue(&mut self, group: &mut Group, call: Call<'_>, _: &Stream) -> Result<()> {
-        let Some(channel) = group.channel_mut() else { return alone(call) };
+    unsafe fn enqueue(&mut self, group: &mut Group, call: Call<'_>, stream: &Stream) -> Result<()> {
+        let Some(channel) = group.channel_mut() else { return alone(call, stream) };
         match call {
             Call::AllReduce { x, op } => all_reduce(channel, x, op),
             Call::ReduceScatter { x, out, op } => reduce_scatter(channel, x, out, op),
@@ -105,17 +111,29 @@ impl Connection for HostConnection {
 }
 
 /// The collectives of a group of one.
-pub(crate) fn alone(call: Call<'_>) -> Result<()> {
+pub(crate) fn alone(call: Call<'_>, stream: &Stream) -> Result<()> {
+    let collective = call.collective();
     match call {
-        Call::ReduceScatter { x, out, .. } => {
-            bytes_mut(out)?.copy_from_slice(input_bytes(x, Collective::ReduceScatter)?);
+        Call::ReduceScatter { x, out, .. } | Call::AllGather { x, out } => {
+            copy(x, out, collective, stream)
         }
-        Call::AllGather { x, out } => {
-            bytes_mut(out)?.copy_from_slice(input_bytes(x, Collective::AllGather)?);
-        }
-        Call::AllReduce { .. } | Call::Broadcast { .. } | Call::Barrier => {}
+        Call::AllReduce { .. } | Call::Broadcast { .. } | Call::Barrier => Ok(()),
     }
-    Ok(())
+}
+
+fn copy(x: &Tensor, out: &mut Tensor, collective: Collective, stream: &Stream) -> Result<()> {
+    let Some(queue) = stream.device_stream() else {
+        bytes_mut(out)?.copy_from_slice(input_bytes(x, collective)?);
+        return Ok(());
+    };
+    check_dense(x, collective)?;
+    let (Some(from), Some(to)) = (x.device_pointer(), out.device_pointer_mut()) else {
+        let reason = format!("{x:?} or {out:?} is on the host, the stream on a GPU");
+        return Err(CommError::Argument { collective, reason });
+    };
+    // SAFETY: both hold as many bytes without gaps; they are borrowed now, and freeing device
+    // memory waits for the stream.
+    Ok(unsafe { queue.copy(to, from, x.bytes()) }?)
 }
 
 fn all_reduce(channel: &mut Channel, x: &mut Tensor, op: ReduceOp) -> Result<()> {
@@ -149,12 +167,17 @@ fn unsupported(collective: Collective, dtype: DType) -> CommError {
     CommError::Argument { collective, reason: format!("back end `host` has no type {dtype}") }
 }
 
+pub(super) fn check_dense(x: &Tensor, collective: Collective) -> Result<()> {
+    if x.rows() <= 1 || x.pitch_bytes() == x.width() * x.dtype().bytes() {
+        return Ok(());
+    }
+    let reason = format!("{x:?} has gaps between its rows: copy it into a tensor without");
+    Err(CommError::Argument { collective, reason })
+}
+
 /// The elements of a tensor without gaps, as bytes; they may be misaligned.
 fn input_bytes(x: &Tensor, collective: Collective) -> Result<&[u8]> {
-    if x.rows() > 1 && x.pitch_bytes() != x.width() * x.dtype().bytes() {
-        let reason = format!("{x:?} has gaps between its rows: copy it into a tensor without");
-        return Err(CommError::Argument { collective, reason });
-    }
+    check_dense(x, collective)?;
     // SAFETY: without gaps the elements are `bytes()` initialised bytes from the first on.
     Ok(unsafe { std::slice::from_raw_parts(x.as_ptr(), x.bytes()) })
 }

@@ -29,17 +29,19 @@ struct PartsParams {
     const uint8_t* x;
     uint8_t* out;
     uint64_t part_bytes;
+    // From one part to the next: more than `part_bytes` if this call does a piece of each.
+    uint64_t stride_bytes;
     Op op;
     uint32_t unused;
 
     __device__ __forceinline__ Span part(const uint8_t* data, int rank) const {
-        return {const_cast<uint8_t*>(data) + rank * part_bytes, part_bytes};
+        return {const_cast<uint8_t*>(data) + rank * stride_bytes, part_bytes};
     }
     __device__ __forceinline__ Span whole(const uint8_t* data) const {
         return {const_cast<uint8_t*>(data), part_bytes};
     }
 };
-static_assert(sizeof(PartsParams) == 208, "twin of PartsParams in all_reduce.rs");
+static_assert(sizeof(PartsParams) == 216, "twin of PartsParams in all_reduce.rs");
 
 // The end of a transformer's half layer.
 struct AddRmsNormParams {

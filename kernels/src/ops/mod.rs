@@ -4,6 +4,7 @@
 //! many rows share the call, how threads split it, or where a cache keeps its rows. So batched,
 //! speculative and plain decoding give the same bits.
 
+pub mod all_reduce;
 pub mod argmax;
 pub mod attention;
 pub mod cache;

@@ -126,12 +126,13 @@ fn memory() -> Vec<Finding> {
 
 /// Each back end, in this build or not, for two ranks on this machine.
 fn backends() -> Vec<Finding> {
-    let topology = Topology { world_size: 2, placement: Placement::Processes };
+    let on = |placement, on_devices| Topology { world_size: 2, placement, on_devices };
+    let (cpu, gpus) = (on(Placement::Processes, false), on(Placement::Threads, true));
     let finding = |&name: &&str| match backend::find(name) {
         Err(reason) => Finding::unusable(name, "not in this build", reason.to_string())
             .with(json!({ "compiled": false })),
         Ok(backend) => {
-            let finding = match backend.probe(&topology) {
+            let finding = match backend.probe(if name == "host" { &cpu } else { &gpus }) {
                 Ok(limits) => {
                     let (least, most) = (limits.world_sizes.start(), limits.world_sizes.end());
                     Finding::usable(name, format!("usable, {least} to {most} ranks"))
