@@ -69,6 +69,7 @@ fn each_command_has_a_manual_page() {
         .collect();
     expected.insert("paceline.1".to_owned());
     expected.insert("paceline-bench-decode.1".to_owned());
+    expected.insert("paceline-bench-all-reduce.1".to_owned());
     assert_eq!(names, expected);
     let generate = std::fs::read_to_string(pages.join("paceline-generate.1")).unwrap();
     assert!(generate.contains("draft\\-tokens") && generate.contains("SAMPLING"), "{generate}");
