@@ -48,6 +48,9 @@ pub(crate) struct PlaceArguments {
     /// Put several ranks on a GPU where there are more ranks than GPUs.
     #[arg(long)]
     pub(crate) virtual_ranks: bool,
+    /// Let GPUs meet in pinned host memory, as those do that cannot reach each other's.
+    #[arg(long)]
+    pub(crate) host_staged: bool,
     /// Seconds after which a rank that does not come, or a device that does not finish, is given
     /// up.
     #[arg(long, value_name = "SECONDS", default_value_t = 60,
@@ -59,6 +62,10 @@ pub(crate) struct PlaceArguments {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Measurement")]
 pub(crate) struct CallsArguments {
+    /// Add a residual and normalise in the same kernel (RMSNorm): for --rows on GPUs, in the
+    /// independent form. What is checked is the residual, which then holds the sum.
+    #[arg(long, requires = "rows")]
+    pub(crate) fused: bool,
     /// Bytes of a call: sizes such as 14K and ranges such as 1K..64M:4, which grow by a factor (2
     /// unless told).
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',', num_args = 1,

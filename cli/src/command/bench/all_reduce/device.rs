@@ -7,7 +7,7 @@ use std::{marker::PhantomData, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use half::{bf16, f16};
-use paceline_comm::{Communicator, ReduceOp};
+use paceline_comm::{AddRmsNorm, Communicator, ReduceOp};
 use paceline_kernels::{
     DType, Float, Stream, Tensor,
     driver::{
@@ -28,6 +28,8 @@ const PRODUCE: &str = concat!(include_str!("produce.ptx"), "\0");
 /// Threads of a block of theirs, and most blocks on a multiprocessor.
 const THREADS: u32 = 256;
 const BLOCKS_MAX: u32 = 8;
+/// Added to the mean square by fused calls.
+const EPSILON: f32 = 1e-6;
 /// Tensors begin at multiples of this, as allocations do.
 const ALIGNMENT: usize = 256;
 
@@ -93,6 +95,7 @@ struct OnDevice<T> {
     start: Event,
     end: Event,
     mode: ModeArgument,
+    fused: bool,
     timeout: Duration,
     inputs: Arc<Inputs>,
     prepared: Option<Prepared>,
@@ -112,6 +115,17 @@ struct Prepared {
     first: DeviceMemory,
     /// What the producer before call `k` adds, from element `k` on.
     steps: DeviceMemory,
+    fused: Option<Fused>,
+}
+
+/// What fused calls take besides their inputs, which are then left as they are.
+struct Fused {
+    /// One for each call, zeros at first.
+    residuals: Vec<Tensor>,
+    memory: Arc<DeviceMemory>,
+    zeros: DeviceMemory,
+    weight: Tensor,
+    out: Tensor,
 }
 
 /// The parameter of the kernels in produce.ptx.
@@ -128,6 +142,19 @@ fn pitch(case: &Case) -> usize {
     case.bytes().next_multiple_of(ALIGNMENT)
 }
 
+/// Tensors of zeroed memory, [`pitch`] apart.
+fn cut(memory: &Arc<DeviceMemory>, case: &Case, count: usize) -> Result<Vec<Tensor>> {
+    let tensor = |call| {
+        // SAFETY: zeroed memory of which each tensor has its own part; besides them only `restore`
+        // writes it, on the stream of all that uses the tensors.
+        unsafe {
+            let offset = call * pitch(case);
+            Tensor::from_device_memory(case.dtype, &case.shape, memory.clone(), offset)
+        }
+    };
+    Ok((0..count).map(tensor).collect::<Result<_, _>>()?)
+}
+
 impl<T: Float> OnDevice<T> {
     fn new(rank: usize, device: &Device, plan: &Plan, inputs: Arc<Inputs>) -> Result<Self> {
         let module = Module::load(device, PRODUCE.as_bytes())?;
@@ -138,6 +165,7 @@ impl<T: Float> OnDevice<T> {
             start: Event::new(device)?,
             end: Event::new(device)?,
             mode: plan.mode,
+            fused: plan.fused,
             timeout: plan.timeout,
             inputs,
             prepared: None,
@@ -173,16 +201,30 @@ impl<T: Float> OnDevice<T> {
             }
         };
         debug_assert!(bytes <= pitch(case));
-        let tensor = |call| {
-            // SAFETY: zeroed memory of which each tensor has its own part; besides them only
-            // `restore` writes it, on the stream of all that uses the tensors.
-            unsafe {
-                let offset = call * pitch(case);
-                Tensor::from_device_memory(case.dtype, &case.shape, memory.clone(), offset)
-            }
-        };
-        let tensors = (0..tensors).map(tensor).collect::<Result<_, _>>()?;
-        Ok(Prepared { all: None, producers: None, case: *case, tensors, memory, first, steps })
+        let fused = self.fused.then(|| self.allocate_fused(case)).transpose()?;
+        let tensors = cut(&memory, case, tensors)?;
+        Ok(Prepared {
+            all: None,
+            producers: None,
+            case: *case,
+            tensors,
+            memory,
+            first,
+            steps,
+            fused,
+        })
+    }
+
+    fn allocate_fused(&self, case: &Case) -> Result<Fused> {
+        let device = self.queue().device();
+        let memory = Arc::new(DeviceMemory::zeroed(device, case.calls * pitch(case))?);
+        let residuals = cut(&memory, case, case.calls)?;
+        let ones = Tensor::from_slice(&[case.shape[1]], &vec![T::from_f32(1.0); case.shape[1]]);
+        let mut weight = Tensor::zeros_on(device, case.dtype, ones.shape())?;
+        weight.copy_from_host(&ones, self.queue())?;
+        let out = Tensor::zeros_on(device, case.dtype, &case.shape)?;
+        let zeros = DeviceMemory::zeroed(device, memory.bytes())?;
+        Ok(Fused { residuals, memory, zeros, weight, out })
     }
 
     /// Enqueues the making of all inputs, each followed by its call if there is a communicator.
@@ -191,7 +233,7 @@ impl<T: Float> OnDevice<T> {
         prepared: &mut Prepared,
         mut communicator: Option<&mut Communicator>,
     ) -> Result<()> {
-        let Prepared { case, tensors, steps, .. } = prepared;
+        let Prepared { case, tensors, steps, fused, .. } = prepared;
         for call in 0..case.calls {
             let tensor = match case.form {
                 Form::Independent => &mut tensors[call],
@@ -200,8 +242,14 @@ impl<T: Float> OnDevice<T> {
                     &mut tensors[0]
                 }
             };
-            if let Some(communicator) = &mut communicator {
-                communicator.all_reduce(tensor, ReduceOp::Sum, &self.stream)?;
+            let Some(communicator) = &mut communicator else { continue };
+            match fused {
+                None => communicator.all_reduce(tensor, ReduceOp::Sum, &self.stream)?,
+                Some(Fused { residuals, weight, out, .. }) => {
+                    let residual = &mut residuals[call];
+                    let call = AddRmsNorm { x: tensor, residual, weight, epsilon: EPSILON, out };
+                    communicator.all_reduce_add_rms_norm(call, &self.stream)?;
+                }
             }
         }
         Ok(())
@@ -261,10 +309,14 @@ impl<T: Float> OnDevice<T> {
 
     /// Enqueues that the tensors have their first contents.
     fn restore(&self, prepared: &Prepared) -> Result<()> {
-        let Prepared { memory, first, .. } = prepared;
-        // SAFETY: both have as many bytes and live until the queue was waited for, at the end of
-        // `time`; if that fails, freeing them waits for the device.
-        Ok(unsafe { self.queue().copy(memory.pointer(), first.pointer(), first.bytes()) }?)
+        let Prepared { memory, first, fused, .. } = prepared;
+        let residuals = fused.as_ref().map(|fused| (&fused.memory, &fused.zeros));
+        for (to, from) in [(memory, first)].into_iter().chain(residuals) {
+            // SAFETY: both have as many bytes and live until the queue was waited for, at the end
+            // of `time`; if that fails, freeing them waits for the device.
+            unsafe { self.queue().copy(to.pointer(), from.pointer(), from.bytes()) }?;
+        }
+        Ok(())
     }
 
     /// Lends the prepared case and takes it back.
@@ -277,6 +329,10 @@ impl<T: Float> OnDevice<T> {
 }
 
 impl<T: Float> Place for OnDevice<T> {
+    fn gpu(&self) -> Option<u32> {
+        Some(self.queue().device().ordinal())
+    }
+
     fn prepare(&mut self, case: &Case, communicator: &mut Communicator) -> Result<()> {
         // The case before is freed first.
         self.prepared = None;
@@ -313,7 +369,8 @@ impl<T: Float> Place for OnDevice<T> {
 
     fn wrong(&mut self) -> Result<u64> {
         self.with(|place, prepared| {
-            let Prepared { case, tensors, memory, .. } = prepared;
+            let Prepared { case, tensors, memory, fused, .. } = prepared;
+            let memory = fused.as_ref().map_or(&*memory, |fused| &fused.memory);
             let mut found = vec![T::from_f32(0.0); case.count()];
             let mut wrong = 0;
             for call in 0..tensors.len() {
@@ -352,6 +409,8 @@ mod tests {
             let plan = Plan {
                 world: 2,
                 mode: ModeArgument::Graph,
+                fused: false,
+                host_staged: false,
                 cases: vec![case],
                 warm_up: 0,
                 repetitions: 1,

@@ -73,6 +73,10 @@ fn produce<T: Float>(tensor: &mut Tensor, steps: &[T]) {
 }
 
 impl<T: Float> Place for Host<T> {
+    fn gpu(&self) -> Option<u32> {
+        None
+    }
+
     fn prepare(&mut self, case: &Case, _: &mut Communicator) -> Result<()> {
         self.case = Some(*case);
         let (inputs, rank) = (&self.inputs, self.rank);

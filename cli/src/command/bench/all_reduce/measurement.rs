@@ -44,7 +44,8 @@ pub(super) fn measure(
     place: impl Fn(usize) -> Result<Box<dyn Place>> + Sync,
     mut step: impl FnMut(),
 ) -> Outcome {
-    let options = GroupOptions { timeout: plan.timeout, ..GroupOptions::default() };
+    let mut options = GroupOptions { timeout: plan.timeout, ..GroupOptions::default() };
+    options.inbox.in_host_memory = plan.host_staged;
     let groups = match in_process(plan.world, &options) {
         Ok(groups) => groups,
         Err(error) => return Outcome { measured: Vec::new(), failure: Some(error.into()) },
@@ -150,6 +151,10 @@ impl RankRun<'_> {
             Ok(place)
         });
         let mut place = place.map_err(&fail).ok()?;
+        let group = match place.gpu() {
+            Some(ordinal) => group.on_device(ordinal),
+            None => group,
+        };
         let connected = Communicator::connect(group, Some(backend));
         let mut communicator = connected.map_err(|error| fail(error.into())).ok()?;
         match self.all_cases(place.as_mut(), &mut communicator) {

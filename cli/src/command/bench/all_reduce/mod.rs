@@ -66,6 +66,8 @@ pub(super) fn run(arguments: &AllReduceArguments) -> Result<ExitCode> {
             world: plan.world,
             device: devices.as_ref().map_or("cpu", |_| "cuda"),
             virtual_ranks: devices.as_ref().is_some_and(Devices::are_shared),
+            host_staged: plan.host_staged,
+            fused: plan.fused,
             mode: match plan.mode {
                 ModeArgument::Graph => "graph",
                 ModeArgument::Eager => "eager",
@@ -145,7 +147,11 @@ fn is_for(device: DeviceArgument, name: &str) -> bool {
 
 /// Whether a back end can do what is planned, as far as can be said without connecting it.
 fn usable(backend: &dyn Backend, plan: &Plan) -> Result<()> {
-    let topology = Topology { world_size: plan.world, placement: Placement::Threads };
+    let topology = Topology {
+        world_size: plan.world,
+        placement: Placement::Threads,
+        on_devices: backend.name() != HOST,
+    };
     let limits = backend.probe(&topology)?;
     ensure!(
         plan.mode == ModeArgument::Eager || limits.graph_capture,

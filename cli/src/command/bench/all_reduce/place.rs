@@ -12,6 +12,9 @@ use super::plan::Case;
 /// [`Place::time_calls`] in turn, then [`Place::wrong`]; they meet between any two of these, and
 /// no rank then has work under way. So what waits for a whole device is done only in `prepare`.
 pub(super) trait Place {
+    /// The GPU that this rank computes on, if any.
+    fn gpu(&self) -> Option<u32>;
+
     /// Makes the tensors of a case, and what else its calls need.
     fn prepare(&mut self, case: &Case, communicator: &mut Communicator) -> Result<()>;
 

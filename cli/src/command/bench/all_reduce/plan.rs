@@ -55,6 +55,9 @@ impl Case {
 pub(super) struct Plan {
     pub(super) world: usize,
     pub(super) mode: ModeArgument,
+    /// With residual addition and RMSNorm.
+    pub(super) fused: bool,
+    pub(super) host_staged: bool,
     pub(super) cases: Vec<Case>,
     pub(super) warm_up: usize,
     pub(super) repetitions: usize,
@@ -76,6 +79,14 @@ impl Plan {
         ensure!(
             (place.device, mode) != (DeviceArgument::Cpu, ModeArgument::Graph),
             "--mode graph: graphs exist on GPUs only; use --mode eager, or --device cuda"
+        );
+        ensure!(
+            place.device == DeviceArgument::Cuda || !(place.host_staged || calls.fused),
+            "--host-staged and --fused are for GPUs: add --device cuda"
+        );
+        ensure!(
+            !calls.fused || calls.form == FormArgument::Independent,
+            "--fused is measured in the independent form: add --form independent"
         );
         let dtype = match calls.dtype {
             DTypeArgument::F32 => DType::F32,
@@ -100,6 +111,8 @@ impl Plan {
         Ok(Self {
             world: place.world.into(),
             mode,
+            fused: calls.fused,
+            host_staged: place.host_staged,
             cases,
             warm_up: calls.warm_up.into(),
             repetitions: calls.repetitions.into(),

@@ -34,6 +34,10 @@ pub(super) struct Workload {
     pub(super) device: &'static str,
     /// Whether several ranks share a GPU.
     pub(super) virtual_ranks: bool,
+    /// Whether GPUs met in pinned host memory though they might not have to.
+    pub(super) host_staged: bool,
+    /// Whether residual addition and RMSNorm were part of each call.
+    pub(super) fused: bool,
     pub(super) mode: &'static str,
     pub(super) warm_up: usize,
     pub(super) repetitions: usize,

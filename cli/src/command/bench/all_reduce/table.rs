@@ -30,8 +30,13 @@ pub(super) fn heading(report: &Report) -> String {
         true => format!("{} virtual ranks", workload.world),
         false => counted(workload.world, "rank"),
     };
+    let fused = if workload.fused { " + residual + RMSNorm" } else { "" };
+    let ranks = match workload.host_staged {
+        true => format!("{ranks} that meet in host memory"),
+        false => ranks,
+    };
     format!(
-        "all-reduce, {ranks} as threads; {place}; paceline {}\n{} calls; medians of {}",
+        "all-reduce{fused}, {ranks} as threads; {place}; paceline {}\n{} calls; medians of {}",
         facts.paceline,
         workload.mode,
         counted(workload.repetitions, "repetition"),
