@@ -143,7 +143,7 @@ impl FusedAllReduce for P2pConnection {
             && (1..=ROW_BYTES_MAX).contains(&row_bytes)
             && row_bytes.is_multiple_of(ROW_ALIGNMENT)
             && self.slots.rows(row_bytes) > 0
-            && rows * row_bytes <= plan::one_shot_bytes_max(self.slots.way, self.slots.world)
+            && rows * row_bytes <= plan::fused_bytes_max(self.slots.world)
     }
 
     unsafe fn add_rms_norm(

@@ -20,6 +20,8 @@ use crate::{
 
 mod connect;
 mod connection;
+#[cfg(test)]
+mod gpu;
 mod inbox;
 mod plan;
 

@@ -22,6 +22,16 @@ pub(super) const fn one_shot_bytes_max(way: Way, world: usize) -> usize {
     }
 }
 
+/// Up to how many bytes the fused kernel is worth it, which sends everything to everybody: between
+/// two ranks always what two shots send, with more ranks more.
+pub(super) const fn fused_bytes_max(world: usize) -> usize {
+    match world {
+        ..=2 => 4 << 20,
+        3..=4 => 256 << 10,
+        _ => 128 << 10,
+    }
+}
+
 /// A part of an all-reduce that one kernel does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
