@@ -69,7 +69,9 @@ impl Planner {
                     limits.depth_max = limits.depth_max.max(own.depth_max);
                     limits.width_max = limits.width_max.max(own.width_max);
                 }
-                Speculation::Chain(_) | Speculation::Tree(_) => self.is_mixed = true,
+                Speculation::Chain(_) | Speculation::Tree(_) => {
+                    self.is_mixed |= sequence.can_draft();
+                }
                 Speculation::Off | Speculation::Auto => {}
             }
         }

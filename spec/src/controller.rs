@@ -391,3 +391,30 @@ impl Shape {
 fn fits(plan: Plan, limits: Limits) -> bool {
     plan.depth() <= limits.depth_max && plan.width() <= limits.width_max
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_that_are_not_observed_try_nothing() {
+        let options = ControllerOptions { chain_drafted_max: 5, trees: Vec::new() };
+        let mut controller = Controller::new(options);
+        for _ in 0..PLAIN_ROUNDS_FIRST {
+            assert_eq!(controller.decide(Limits::NONE), Plan::Plain);
+            controller.observe(&RoundOutcome {
+                plan: Plan::Plain,
+                width: 1,
+                accepted: 0,
+                draft_seconds: 0.0,
+                verify_seconds: 1e-2,
+                catch_up_seconds: 0.0,
+            });
+        }
+        assert_eq!(controller.settled(Limits::NONE), Plan::Plain);
+        // The trial is still to come.
+        let first = Plan::Chain { drafted: CHAIN_DRAFTED_FIRST };
+        assert_eq!(controller.decide(Limits::NONE), first);
+        assert_eq!(controller.settled(Limits::NONE), Plan::Plain);
+    }
+}
