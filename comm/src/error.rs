@@ -17,7 +17,8 @@ use crate::{Collective, Rank, ReduceOp, Unavailable, rank};
 pub enum CommError {
     /// A rank is gone.
     #[error(
-        "rank {rank} {cause} while {collective} needed it: see its log, then start all ranks again"
+        "rank {rank} {cause} while {collective} needed it: look for its own message or, if it was \
+         killed, for the system's, then start all ranks again"
     )]
     RankLost {
         /// The rank that is gone.
@@ -29,9 +30,10 @@ pub enum CommError {
     },
     /// Ranks did not come in time.
     #[error(
-        "{collective}: rank {} did not come within {waited:?}: look whether it is stopped, \
-         overloaded or stuck elsewhere, or raise the timeout",
-        rank::list(missing)
+        "{collective}: rank {} did not come within {}: look whether it is stopped, overloaded or \
+         stuck elsewhere, or raise the timeout",
+        rank::list(missing),
+        rounded(*waited)
     )]
     Timeout {
         /// What the rank that gave up was doing.
@@ -172,7 +174,11 @@ pub enum CommError {
         reason: String,
     },
     /// Rank 0 was not reached.
-    #[error("rank 0 was not reached at {address} within {waited:?}: {reason}")]
+    #[error(
+        "rank 0 was not reached at {address} within {} ({reason}): look whether it was started, \
+         with the same address, and still runs",
+        rounded(*waited)
+    )]
     Unreachable {
         /// The address tried.
         address: String,
@@ -193,9 +199,10 @@ pub enum CommError {
     },
     /// Ranks did not come to the meeting in time.
     #[error(
-        "rank {} did not come to the meeting at {address} within {waited:?}: look whether it was \
-         started, with the same address and world size",
-        rank::list(missing)
+        "rank {} did not come to the meeting at {address} within {}: look whether it was started, \
+         with the same address and world size",
+        rank::list(missing),
+        rounded(*waited)
     )]
     NotMet {
         /// The ranks that did not come.
@@ -226,6 +233,15 @@ pub enum CommError {
 impl CommError {
     pub(crate) fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> Self {
         move |error| Self::System { what, reason: error.to_string() }
+    }
+}
+
+/// A duration as people would say it, to a tenth of a second; below that, to a millisecond.
+fn rounded(duration: Duration) -> String {
+    let tenths = (duration.as_secs_f64() * 10.0).round();
+    match tenths {
+        0.0..1.0 => format!("{} ms", duration.as_millis()),
+        _ => format!("{} s", tenths / 10.0),
     }
 }
 
@@ -288,3 +304,22 @@ impl std::fmt::Display for CallFacts {
 
 /// Result with this crate's error.
 pub type Result<T, E = CommError> = std::result::Result<T, E>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_rounded() {
+        let cases = [
+            (Duration::from_nanos(3_000_346_407), "3 s"),
+            (Duration::from_millis(2_549), "2.5 s"),
+            (Duration::from_millis(100), "0.1 s"),
+            (Duration::from_micros(7_900), "7 ms"),
+            (Duration::from_secs(600), "600 s"),
+        ];
+        for (duration, expected) in cases {
+            assert_eq!(rounded(duration), expected);
+        }
+    }
+}

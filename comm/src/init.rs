@@ -64,7 +64,7 @@ impl FromStr for InitMethod {
                 _ => Err(invalid(expected)),
             };
         }
-        Err(invalid("env://, tcp://host:port or file://path (threads of one process: in_process)"))
+        Err(invalid("env://, tcp://host:port or file://path"))
     }
 }
 
