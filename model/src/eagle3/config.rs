@@ -173,9 +173,11 @@ impl DraftConfig {
     }
 
     fn read(section: &Section<'_>) -> Result<Self, ModelError> {
+        // First, so that a whole model is called what it is.
+        let latent = read_is_latent(section)?;
         check_fixed(section)?;
         let hidden = section.size("hidden_size", HIDDEN_MAX)?;
-        let (kind, heads) = read_kind(section, hidden)?;
+        let (kind, heads) = read_kind(section, latent, hidden)?;
         let interleaved = match kind {
             DraftKind::Llama { .. } => false,
             DraftKind::Mla { .. } => section.flag("rope_interleave", true)?,
@@ -224,20 +226,29 @@ fn check_fixed(section: &Section<'_>) -> Result<(), ModelError> {
     section.only("num_aux_hidden_states", &json!(CAPTURED_STATES))
 }
 
-fn read_kind(section: &Section<'_>, hidden: usize) -> Result<(DraftKind, usize), ModelError> {
+/// Whether the draft has latent attention.
+fn read_is_latent(section: &Section<'_>) -> Result<bool, ModelError> {
     let architecture = section.value("architectures");
     let names = architecture.and_then(|names| names.as_array());
     let name = names.and_then(|names| names.first()).and_then(|name| name.as_str());
-    let latent = match name {
-        Some("LlamaForCausalLMEagle3" | "Eagle3LlamaForCausalLM") => false,
-        Some("Eagle3DeepseekV2ForCausalLM" | "Eagle3DeepseekV3ForCausalLM") => true,
-        None if architecture.is_none() => section.has("kv_lora_rank"),
+    match name {
+        Some("LlamaForCausalLMEagle3" | "Eagle3LlamaForCausalLM") => Ok(false),
+        Some("Eagle3DeepseekV2ForCausalLM" | "Eagle3DeepseekV3ForCausalLM") => Ok(true),
+        None if architecture.is_none() => Ok(section.has("kv_lora_rank")),
         _ => {
             let expected = "LlamaForCausalLMEagle3, Eagle3LlamaForCausalLM, \
-                            Eagle3DeepseekV2ForCausalLM, Eagle3DeepseekV3ForCausalLM";
-            return Err(section.invalid("architectures", expected));
+                            Eagle3DeepseekV2ForCausalLM, Eagle3DeepseekV3ForCausalLM; this is not \
+                            an EAGLE-3 draft: use the draft that was trained for the target";
+            Err(section.invalid("architectures", expected))
         }
-    };
+    }
+}
+
+fn read_kind(
+    section: &Section<'_>,
+    latent: bool,
+    hidden: usize,
+) -> Result<(DraftKind, usize), ModelError> {
     if !latent {
         return read_llama(section, hidden);
     }
