@@ -48,7 +48,7 @@ fn end(size: usize) -> ! {
     // It is long enough, and a shorter message would do too.
     let _ = writeln!(
         text,
-        "paceline: out of memory: {size} bytes more are needed, which this machine or a limit \
+        "error: out of memory: {size} bytes more are needed, which this machine or a limit \
          (ulimit -v) does not give; take a smaller --context or --prefill-rows, or raise the limit"
     );
     let length = text.position() as usize;

@@ -106,11 +106,11 @@ pub(crate) struct PromptArguments {
     /// without it, the prompt from elsewhere is.
     #[arg(long, value_name = "TEXT", num_args = 0..=1, conflicts_with = "token_ids")]
     pub(crate) chat: Option<Option<String>>,
-    /// System message before the user's.
-    #[arg(long, value_name = "TEXT", requires = "chat")]
+    /// System message before the user's; with --chat.
+    #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
-    /// Variable of the chat template, as NAME=JSON (for example thinking=false).
-    #[arg(long, value_name = "NAME=JSON", requires = "chat")]
+    /// Variable of the chat template, as NAME=JSON (for example thinking=false); with --chat.
+    #[arg(long, value_name = "NAME=JSON")]
     pub(crate) template_arg: Vec<String>,
     /// The prompt as token ids.
     #[arg(long, value_name = "ID,…", value_delimiter = ',', num_args = 1)]
@@ -124,7 +124,8 @@ pub(crate) struct EngineArguments {
     /// Type of activations and cache.
     #[arg(long, value_enum, default_value_t = DTypeArgument::F32)]
     pub(crate) dtype: DTypeArgument,
-    /// Threads of each rank [default: the machine's cores, shared among the ranks].
+    /// Threads of each rank [default: the machine's cores, shared among the ranks]. Small models
+    /// may be faster with fewer; measure with `paceline bench decode --threads 1`.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
     /// Longest sequence, prompt and answer together [default: the model's, at most 8192].
@@ -221,8 +222,8 @@ pub(crate) struct SamplingArguments {
     /// Subtracted from the logits of tokens in the answer, once for each time that they occur.
     #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
     pub(crate) frequency_penalty: f32,
-    /// Start of the random numbers: repeats a run with --spec off, chain or tree (auto follows the
-    /// clock).
+    /// Start of the random numbers: with a temperature it repeats a run. Unless --spec says how to
+    /// draft, chains are drafted then, since auto follows the clock.
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
 }
@@ -243,7 +244,7 @@ pub(crate) struct OutputArguments {
     /// With --json, the K largest logits that each token was chosen from.
     #[arg(long, value_name = "K", default_value_t = 0, requires = "json")]
     pub(crate) top_logits: usize,
-    /// No progress bar and no summary line.
+    /// No progress bar, no warnings and no summary line.
     #[arg(long, short)]
     pub(crate) quiet: bool,
 }

@@ -37,7 +37,7 @@ extern "C" fn handle(_signal: c_int, info: *mut siginfo_t, _context: *mut c_void
     let mut line = [0; LINE_BYTES];
     let file = mapped_file(address, &mut line).unwrap_or(b"a mapped file");
     let parts: [&[u8]; 3] = [
-        b"paceline: cannot read ",
+        b"error: cannot read ",
         file,
         b": it was cut short while it was in use, or its disk failed; restore the file and start \
           again\n",

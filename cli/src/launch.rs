@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use paceline_kernels::DType;
 use paceline_model::{chat::ChatOptions, weights::Source};
-use paceline_runtime::{Engine, EngineOptions, Request, Sampling, Speculation, serve};
+use paceline_runtime::{Engine, EngineOptions, Ranks, Request, Sampling, Speculation, serve};
 use paceline_spec::TreeParameters;
 
 use crate::{
@@ -16,12 +16,17 @@ use crate::{
         DTypeArgument, ModelArguments, RunArguments, SamplingArguments, SpecArgument,
         SpeculationArguments,
     },
-    output::{print, progress::LoadingBar},
-    ranks::{Place, RankProcesses, place},
+    failure::{ToldByAnotherRank, UsageError},
+    output::{machine, print, progress::LoadingBar},
+    ranks::{Place, RankProcesses, is_told_by_another, place},
+    warnings,
 };
 
 /// Few tokens stand for more bytes than this, so a text of more a position fits no context.
 pub(crate) const BYTES_PER_POSITION_MAX: usize = 256;
+
+/// Length of a chain unless another is asked for.
+const CHAIN_TOKENS: usize = 4;
 
 /// A loaded engine and what was started for it.
 pub(crate) struct Session {
@@ -47,15 +52,29 @@ pub(crate) fn launch(
     command_words: usize,
     quiet: bool,
 ) -> Result<Option<Session>> {
+    check_directories(&arguments.model)?;
     let place = place(&arguments.model, &arguments.distributed, command_words)?;
     let (ranks, processes) = match place {
         Place::Server(communicator) => {
             let rank = communicator.rank();
-            serve(&options, *communicator).with_context(|| format!("rank {rank}"))?;
-            return Ok(None);
+            let own_group = arguments.distributed.own_group;
+            return match serve(&options, *communicator) {
+                Ok(()) => Ok(None),
+                Err(error) if own_group && is_told_by_another(rank, &error) => {
+                    Err(ToldByAnotherRank.into())
+                }
+                Err(error) => Err(error).with_context(|| format!("rank {rank}")),
+            };
         }
         Place::Leader(ranks, processes) => (ranks, processes),
     };
+    if !quiet {
+        let count = match &ranks {
+            Ranks::Threads { count, .. } => *count,
+            Ranks::Process(communicator) => communicator.world_size(),
+        };
+        warnings::of_machine(arguments, count, machine::cores()).iter().for_each(print::note);
+    }
     if !quiet && !processes.ids().is_empty() {
         print::note(format_args!("ranks 1 and up are processes {:?}", processes.ids()));
     }
@@ -64,6 +83,22 @@ pub(crate) fn launch(
     let engine = Engine::load(options, ranks, &mut |done, total| bar.set(done, total))?;
     bar.finish();
     Ok(Some(Session { engine, processes, load: started.elapsed() }))
+}
+
+/// Refuses names of models that are no directories of checkpoints here.
+pub(crate) fn check_directories(arguments: &ModelArguments) -> Result<()> {
+    for (option, path) in [("--model", &arguments.model), ("--draft", &arguments.draft)] {
+        // A link that leads nowhere is there, and reading it says what is wrong with it.
+        let is_there = |path: &&Path| path.join("config.json").symlink_metadata().is_ok();
+        if let Some(path) = path.as_deref().filter(|path| !is_there(path)) {
+            let path = path.display();
+            bail!(UsageError(format!(
+                "{option} takes a local directory with config.json, which {path} is not; \
+                 nothing is downloaded"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// The model and draft that the arguments name.
@@ -124,29 +159,32 @@ pub(crate) fn engine_options(
 fn speculation(arguments: &SpeculationArguments, has_draft: bool) -> Result<Speculation> {
     let drafted = arguments.draft_tokens.map(usize::from);
     if drafted.is_some() && matches!(arguments.spec, Some(SpecArgument::Off)) {
-        bail!("--draft-tokens says how far to draft, --spec off not to: leave one of them out");
+        let text = "--draft-tokens says how far to draft, --spec off not to: leave one of them out";
+        bail!(UsageError(text.to_owned()));
     }
     let is_tree = arguments.spec == Some(SpecArgument::Tree);
     if !is_tree && (arguments.draft_topk.is_some() || arguments.draft_depth.is_some()) {
-        bail!("--draft-topk and --draft-depth shape trees: add --spec tree, or leave them out");
+        let text = "--draft-topk and --draft-depth shape trees: add --spec tree, or leave them out";
+        bail!(UsageError(text.to_owned()));
     }
     Ok(match arguments.spec {
         Some(SpecArgument::Off) => Speculation::Off,
         Some(_) if !has_draft => {
-            bail!("--spec needs a draft: name its directory with --draft, or use --spec off")
+            let text = "--spec needs a draft: name its directory with --draft, or use --spec off";
+            bail!(UsageError(text.to_owned()))
         }
         None if !has_draft => Speculation::Off,
-        Some(SpecArgument::Chain) => Speculation::Chain(drafted.unwrap_or(4)),
+        Some(SpecArgument::Chain) => Speculation::Chain(drafted.unwrap_or(CHAIN_TOKENS)),
         Some(SpecArgument::Tree) => {
             let topk = arguments.draft_topk.unwrap_or(4).into();
             let depth = arguments.draft_depth.unwrap_or(4).into();
             let most = tree_tokens_max(topk, depth);
             let drafted = drafted.unwrap_or(most.min(15));
             if drafted > most {
-                bail!(
+                bail!(UsageError(format!(
                     "--draft-tokens {drafted}: a tree of --draft-topk {topk} and --draft-depth \
                      {depth} has {most} nodes at most; lower the first or raise one of the others"
-                );
+                )));
             }
             Speculation::Tree(TreeParameters::new(topk, depth, drafted + 1)?)
         }
@@ -174,6 +212,22 @@ fn sampling(arguments: &SamplingArguments) -> Sampling {
     }
 }
 
+/// How a request drafts. Where a seed is to repeat what is drawn and nothing was said of drafting,
+/// chains are drafted: what auto does follows the clock.
+fn request_speculation(
+    arguments: &SpeculationArguments,
+    sampling: &SamplingArguments,
+    has_draft: bool,
+) -> Result<Speculation> {
+    let repeats = sampling.seed.is_some() && sampling.temperature > 0.0;
+    Ok(match speculation(arguments, has_draft)? {
+        Speculation::Auto if repeats && arguments.spec.is_none() => {
+            Speculation::Chain(arguments.draft_tokens.map_or(CHAIN_TOKENS, usize::from))
+        }
+        chosen => chosen,
+    })
+}
+
 /// A request of a user's prompt.
 pub(crate) fn request(
     prompt: Vec<u32>,
@@ -186,7 +240,7 @@ pub(crate) fn request(
         ignore_eos: arguments.ignore_eos,
         stop_texts: arguments.stop.clone(),
         sampling: sampling(arguments),
-        speculation: speculation(drafting, engine.can_speculate())?,
+        speculation: request_speculation(drafting, arguments, engine.can_speculate())?,
         ..Request::new(prompt, arguments.max_tokens)
     })
 }
@@ -198,10 +252,15 @@ pub(crate) fn chat_options(template_arguments: &[String]) -> Result<ChatOptions>
     for argument in template_arguments {
         let (name, value) = argument
             .split_once('=')
-            .with_context(|| format!("--template-arg {argument}: write NAME=JSON"))?;
-        let value = serde_json::from_str(value)
-            .with_context(|| format!("--template-arg {argument}: the value is not JSON"))?;
-        options.extra.insert(name.to_owned(), value);
+            .ok_or_else(|| UsageError(format!("--template-arg {argument}: write NAME=JSON")))?;
+        let parsed = serde_json::from_str(value).map_err(|error| {
+            let text = if value.len() <= 40 { value } else { "text" };
+            UsageError(format!(
+                "--template-arg {argument}: the value is not JSON ({error}); text needs quotes, as \
+                 in --template-arg '{name}=\"{text}\"'"
+            ))
+        })?;
+        options.extra.insert(name.to_owned(), parsed);
     }
     Ok(options)
 }

@@ -4,10 +4,12 @@ mod allocator;
 mod args;
 mod bus_error;
 mod command;
+mod failure;
 mod interrupt;
 mod launch;
 mod output;
 mod ranks;
+mod warnings;
 
 use std::process::ExitCode;
 
@@ -29,9 +31,6 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(code) => code,
-        Err(error) => {
-            output::print::note(format_args!("paceline: {error:#}"));
-            ExitCode::FAILURE
-        }
+        Err(error) => failure::report(&error),
     }
 }

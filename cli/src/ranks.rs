@@ -1,19 +1,25 @@
 //! Ranks as processes: joining a group that something started, or starting one.
 
 use std::{
+    os::unix::process::ExitStatusExt,
     path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use paceline_comm::{Communicator, GroupOptions, InitMethod, InitOptions, init_distributed};
-use paceline_runtime::Ranks;
+use paceline_comm::{
+    CommError, Communicator, GroupOptions, InitMethod, InitOptions, Rank, init_distributed,
+};
+use paceline_model::ModelError;
+use paceline_runtime::{Ranks, RuntimeError};
 
 use crate::{
     args::{DistributedArguments, ModelArguments},
+    failure::UsageError,
     interrupt,
+    output::print,
 };
 
 /// This process's place: it leads, or it serves another.
@@ -40,7 +46,8 @@ pub(crate) fn place(
             interrupt::ignore()?;
         }
         if let (Some(tp), Some(world_size)) = (tp, arguments.world_size) {
-            ensure!(tp == world_size, "--tp {tp} and --world-size {world_size} contradict");
+            let text = || format!("--tp {tp} and --world-size {world_size} contradict");
+            ensure!(tp == world_size, UsageError(text()));
         }
         let world_size = arguments.world_size.or(tp);
         let own = arguments.own_group;
@@ -57,9 +64,19 @@ pub(crate) fn place(
         // In a thread of its own, so that a rank that fails at its start is noticed at once.
         let meeting = thread::spawn(move || join(&method, Some(count), Some(0), timeout, true));
         while !meeting.is_finished() {
-            processes.check()?;
+            if let Err(error) = processes.check() {
+                // A rank may have joined and then failed. This one then joins in a moment, too, and
+                // finds what the other found.
+                let deadline = Instant::now() + JOINED_MAX;
+                while !meeting.is_finished() && Instant::now() < deadline {
+                    thread::sleep(POLL);
+                }
+                ensure!(meeting.is_finished(), error);
+                break;
+            }
             thread::sleep(POLL);
         }
+        processes.told = false;
         let communicator = meeting.join().map_err(|_| anyhow!("joining the ranks failed"))??;
         return Ok(Place::Leader(Ranks::Process(Box::new(communicator)), processes));
     }
@@ -74,10 +91,53 @@ fn join(
     ignore_environment: bool,
 ) -> Result<Communicator> {
     let group = GroupOptions { timeout, ..GroupOptions::default() };
-    let method = InitMethod::parse(method)?;
+    let method = InitMethod::parse(method).map_err(with_option_names)?;
     let options =
         InitOptions { world_size, rank, group, ignore_environment, ..InitOptions::new(method) };
-    Ok(init_distributed(&options)?)
+    init_distributed(&options).map_err(with_option_names)
+}
+
+/// What this program calls the settings that comm's errors name.
+const OPTION_NAMES: [(&str, &str); 4] = [
+    ("the option `world_size`", "--world-size"),
+    ("the option `rank`", "--rank"),
+    ("the option `method tcp://host:port`", "--init tcp://HOST:PORT"),
+    ("the option `method`", "--init"),
+];
+
+/// An error about settings, with the names of this program's options.
+fn with_option_names(error: CommError) -> anyhow::Error {
+    use CommError::{SettingContradiction, SettingInvalid, SettingMissing};
+    match error {
+        SettingContradiction { .. } | SettingInvalid { .. } | SettingMissing { .. } => {
+            let text = OPTION_NAMES
+                .iter()
+                .fold(error.to_string(), |text, (name, option)| text.replace(name, option));
+            UsageError(text).into()
+        }
+        other => other.into(),
+    }
+}
+
+/// Whether this rank, another than 0, need not report an error, since one that shares its standard
+/// error does: how the group was lost, the lowest of those that are left; what is wrong with files
+/// that all read alike, rank 0.
+pub(crate) fn is_told_by_another(rank: Rank, error: &RuntimeError) -> bool {
+    let error = match error {
+        RuntimeError::Comm(error) | RuntimeError::Model(ModelError::Comm(error)) => error,
+        RuntimeError::Model(error) | RuntimeError::Draft(error) => {
+            return !matches!(error, ModelError::Memory { .. } | ModelError::Read { .. });
+        }
+        RuntimeError::Request { .. } => return true,
+        _ => return false,
+    };
+    let lost: &[Rank] = match error {
+        CommError::RankLost { rank, .. } => std::slice::from_ref(rank),
+        CommError::Timeout { missing, .. } => missing,
+        CommError::Aborted { .. } => &[],
+        _ => return false,
+    };
+    (0..rank.index()).any(|below| !lost.contains(&Rank(below)))
 }
 
 /// Ranks 1 and up as processes that this one started.
@@ -85,9 +145,17 @@ fn join(
 pub(crate) struct RankProcesses {
     meeting: Option<PathBuf>,
     children: Vec<Child>,
+    /// Whether an error already tells how a rank ended.
+    told: bool,
 }
 
 const POLL: Duration = Duration::from_millis(1);
+
+/// How long rank 0 needs at most to have joined when another has.
+const JOINED_MAX: Duration = Duration::from_millis(500);
+
+/// How long after a failure it is looked whether a signal has ended a rank.
+const NEWS_MAX: Duration = Duration::from_millis(50);
 
 /// Ranks end within moments of rank 0; after this they are killed.
 const END_MAX: Duration = Duration::from_secs(5);
@@ -97,7 +165,7 @@ impl RankProcesses {
     fn start(count: usize, command_words: usize) -> Result<Self> {
         let program = std::env::current_exe().context("cannot find this program's own file")?;
         let meeting = meeting_file()?;
-        let mut processes = Self { meeting: Some(meeting), children: Vec::new() };
+        let mut processes = Self { meeting: Some(meeting), children: Vec::new(), told: false };
         for rank in 1..count {
             let mut command = Command::new(&program);
             // Right after the command's name: behind the rest they could be taken for a file.
@@ -122,10 +190,26 @@ impl RankProcesses {
     fn check(&mut self) -> Result<()> {
         for (index, child) in self.children.iter_mut().enumerate() {
             if let Some(status) = child.try_wait().context("cannot watch a rank")? {
-                bail!("rank {} ended with {status} before it joined the others", index + 1);
+                let end = Ended { rank: index + 1, process: child.id(), status };
+                self.told = true;
+                bail!("{end} before it joined the others");
             }
         }
         Ok(())
+    }
+
+    /// Says which ranks a signal has ended. False if none.
+    fn tell_killed(&mut self) -> bool {
+        let mut told = false;
+        for (index, child) in self.children.iter_mut().enumerate() {
+            if let Ok(Some(status)) = child.try_wait()
+                && status.signal().is_some()
+            {
+                print::note(Ended { rank: index + 1, process: child.id(), status });
+                told = true;
+            }
+        }
+        told
     }
 
     /// Process ids of ranks 1 and up.
@@ -146,7 +230,9 @@ impl RankProcesses {
                     None => thread::sleep(POLL),
                 }
             };
-            ensure!(status.success(), "rank {} ended with {status}", index + 1);
+            let end = Ended { rank: index + 1, process: child.id(), status };
+            self.told = !status.success();
+            ensure!(status.success(), "{end}");
         }
         self.children.clear();
         Ok(())
@@ -156,12 +242,40 @@ impl RankProcesses {
 impl Drop for RankProcesses {
     /// No rank outlives rank 0, whatever happened.
     fn drop(&mut self) {
+        // The system tells of an end a moment after the others can notice it.
+        let deadline = Instant::now() + NEWS_MAX;
+        let wanted = !self.told && !self.children.is_empty();
+        while wanted && !self.tell_killed() && Instant::now() < deadline {
+            thread::sleep(POLL);
+        }
         for child in &mut self.children {
             let _ = child.kill();
             let _ = child.wait();
         }
         if let Some(path) = &self.meeting {
             let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// The end of a rank's process, as the beginning of a sentence.
+struct Ended {
+    rank: usize,
+    process: u32,
+    status: ExitStatus,
+}
+
+impl std::fmt::Display for Ended {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { rank, process, status } = self;
+        write!(formatter, "rank {rank} (process {process}) ")?;
+        match (status.signal(), status.code()) {
+            (Some(signal), _) => {
+                let name = signal_hook::low_level::signal_name(signal).unwrap_or("unknown");
+                write!(formatter, "was killed by signal {signal} ({name})")
+            }
+            (None, Some(code)) => write!(formatter, "ended with exit status {code}"),
+            (None, None) => write!(formatter, "ended: {status}"),
         }
     }
 }
@@ -181,4 +295,41 @@ fn meeting_file() -> Result<PathBuf> {
     let nanoseconds = since.context("the clock stands before 1970; set it")?.as_nanos();
     let name = format!("paceline-{}-{nanoseconds}", std::process::id());
     Ok(std::env::temp_dir().join(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_comm::{Collective, LossCause};
+
+    use super::*;
+
+    #[test]
+    fn the_lowest_rank_that_is_left_reports_a_loss() {
+        let lost = |lost: usize| {
+            let (cause, collective) = (LossCause::Died, Collective::AllReduce);
+            RuntimeError::Comm(CommError::RankLost { rank: Rank(lost), cause, collective })
+        };
+        assert!(is_told_by_another(Rank(1), &lost(2)), "rank 0 does");
+        assert!(!is_told_by_another(Rank(1), &lost(0)), "nobody else does");
+        assert!(is_told_by_another(Rank(2), &lost(0)), "rank 1 does");
+        let missing = vec![Rank(0), Rank(1)];
+        let waited = Duration::from_secs(1);
+        let collective = Collective::AllReduce;
+        let late = RuntimeError::Comm(CommError::Timeout { collective, waited, missing });
+        assert!(!is_told_by_another(Rank(2), &late) && is_told_by_another(Rank(3), &late));
+    }
+
+    #[test]
+    fn errors_name_this_programs_options() {
+        let error = InitMethod::parse("nonsense").map_err(with_option_names).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("(from --init)") && !text.contains('`'), "{text}");
+        let missing = CommError::SettingMissing {
+            setting: "world size",
+            option: "world_size",
+            variables: "WORLD_SIZE",
+        };
+        let text = with_option_names(missing).to_string();
+        assert!(text.contains("give --world-size or set WORLD_SIZE"), "{text}");
+    }
 }

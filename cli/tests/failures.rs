@@ -47,7 +47,9 @@ fn a_killed_rank_is_named() {
     let killed = Instant::now();
     signal("-KILL", &ids[0]);
     let (success, message) = finish(child, stderr);
-    assert!(!success && message.contains("rank 1"), "{message}");
+    let how = format!("rank 1 (process {}) was killed by signal 9 (SIGKILL)", ids[0]);
+    assert!(!success && message.contains(&how), "{message}");
+    assert_eq!(message.lines().count(), 2, "{message}");
     assert!(killed.elapsed() < Duration::from_secs(20), "long before the deadline");
 }
 
@@ -81,6 +83,21 @@ fn no_rank_outlives_a_killed_leader() {
     child.wait().unwrap();
     // Its stderr is inherited by the ranks: it closes when the last of them has ended.
     let (_, _) = (ids, std::io::read_to_string(stderr).unwrap());
+}
+
+/// Ranks that read the same files find the same in them; one says it.
+#[test]
+fn what_is_wrong_with_a_checkpoint_is_said_once() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("config.json"), "{}").unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_paceline"))
+        .args(["generate", "--tp", "3", "--processes", "--quiet", "--prompt", "x", "--model"])
+        .arg(directory.path())
+        .output()
+        .unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success());
+    assert_eq!(message.matches("config.json").count(), 1, "{message}");
 }
 
 /// A model of one's own has no draft unless one is named, and drafting without one is refused

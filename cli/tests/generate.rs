@@ -5,6 +5,7 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
+use paceline_model::synthetic::{Synthetic, TinyModel};
 use serde_json::Value;
 
 fn paceline(arguments: &[&str]) -> Command {
@@ -285,7 +286,15 @@ fn mistakes_have_clear_answers() {
     let empty = directory.path().to_str().unwrap();
     let not_text = directory.path().join("prompt");
     std::fs::write(&not_text, [b'a', 0xFF]).unwrap();
-    let cases: [(&[&str], &str); 17] = [
+    let target = directory.path().join("model");
+    std::fs::create_dir(&target).unwrap();
+    Synthetic::model(TinyModel::A).write(&target, 1).unwrap();
+    let cases: [(&[&str], &str); 22] = [
+        (&["--chat", ""], "--chat is empty"),
+        (&["--chat", "x", "--template-arg", "thinking=foo"], "thinking=\"foo\""),
+        (&["--prompt", "x", "--system", "y"], "--chat TEXT"),
+        (&["Once upon a time"], "--prompt TEXT"),
+        (&["--prompt", "x", "--draft", target.to_str().unwrap()], "not an EAGLE-3 draft"),
         (&["--chat", "x", "--prompt", "y"], "--prompt"),
         (&["--prompt", "x", "--spec", "off", "--draft-tokens", "3"], "--draft-tokens"),
         (&["--prompt", "x", "--draft-topk", "3"], "--spec tree"),
@@ -310,7 +319,63 @@ fn mistakes_have_clear_answers() {
         assert!(!output.status.success(), "{arguments:?}");
         assert!(message.contains(expected), "{arguments:?}: {message}");
         assert!(!message.contains("panicked"), "{arguments:?}: {message}");
+        // One prefix for all, as for what the argument parser finds.
+        assert_eq!(message.matches("error: ").count(), 1, "{arguments:?}: {message}");
     }
+}
+
+/// Other options would help, or not.
+#[test]
+fn the_exit_code_tells_usage_from_failure() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("config.json"), "{}").unwrap();
+    let cases: [(&[&str], i32); 6] = [
+        (&["--nonsense"], 2),
+        (&["--prompt", "x", "--spec", "off", "--draft-tokens", "3"], 2),
+        (&["--prompt", "x", "--init", "env://"], 2),
+        (&["--prompt", "x", "--top-p", "2"], 2),
+        (&["--prompt", "x", "--model", "/does/not/exist"], 2),
+        (&["--prompt", "x", "--model", directory.path().to_str().unwrap()], 1),
+    ];
+    for (arguments, code) in cases {
+        let output = run(&[&["generate"], arguments].concat());
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}");
+    }
+}
+
+/// With a seed and nothing said of drafting, chains are drafted: they do not follow the clock.
+#[test]
+fn a_seed_repeats_a_sampled_run() {
+    let base = ["generate", "--prompt", "Once", "--temperature", "1", "--max-tokens", "48"];
+    let seeded = [&base[..], &["--json", "--seed", "7"]].concat();
+    let object = json(&seeded);
+    assert_eq!(object["seed"], 7);
+    assert_eq!(object["speculation"]["mode"], "chain");
+    assert_eq!(object["token_ids"], json(&seeded)["token_ids"]);
+    let auto = json(&[&seeded[..], &["--spec", "auto"]].concat());
+    assert_eq!(auto["speculation"]["mode"], "auto");
+    assert_eq!(json(&[&base[..], &["--json"]].concat())["speculation"]["mode"], "auto");
+}
+
+/// The summary says which limit ended an answer, and hints are about what was written.
+#[test]
+fn notes_say_what_happened() {
+    let notes = |arguments: &[&str]| {
+        let output = run(&[&["generate"], arguments].concat());
+        assert!(output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let text = notes(&["--prompt", "Once upon", "--max-tokens", "3", "--ignore-eos"]);
+    assert!(text.contains("prompt tokens: 2; 3 tokens"), "{text}");
+    assert!(text.contains("cut at --max-tokens 3"), "{text}");
+    let text = notes(&["--prompt", "Once upon", "--context", "5", "--ignore-eos"]);
+    assert!(text.contains("cut at the context of 5"), "{text}");
+    let text = notes(&["--prompt", "Once", "--max-tokens", "2", "--top-k", "3"]);
+    assert!(text.contains("without effect: --top-k"), "{text}");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_str().unwrap();
+    let text = notes(&["--chat", path, "--max-tokens", "2"]);
+    assert!(text.contains(&format!("paceline generate {path} --chat")), "{text}");
 }
 
 #[test]

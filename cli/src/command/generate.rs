@@ -1,26 +1,29 @@
 //! `paceline generate`: text after a prompt.
 
 use std::{
-    io::{IsTerminal, Read},
+    io::{ErrorKind, IsTerminal, Read},
     ops::ControlFlow,
     path::Path,
     process::ExitCode,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use paceline_model::chat::Message;
 use paceline_runtime::{Engine, Outcome, Request, TokenEvent};
 
 use crate::{
     args::{GenerateArguments, PromptArguments},
+    failure::UsageError,
     launch::{self, BYTES_PER_POSITION_MAX, Session},
     output::{
         print::{self, AnswerWriter},
         run_report,
     },
+    warnings,
 };
 
 pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
+    check_prompt(&arguments.prompt)?;
     let mut options = launch::engine_options(&arguments.run, &arguments.speculation)?;
     // There is no later prompt that could begin alike.
     options.prefix_reuse = false;
@@ -28,6 +31,11 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<ExitCode> {
     let Some(mut session) = launch::launch(&arguments.run, options, 1, quiet)? else {
         return Ok(ExitCode::SUCCESS);
     };
+    if !quiet {
+        hint_at_file(&arguments.prompt);
+        let lines = warnings::of_sampling(&arguments.sampling, &arguments.speculation);
+        lines.iter().for_each(print::note);
+    }
     let request = request(arguments, &session.engine)?;
     let (outcome, tokens) = generate(arguments, &mut session.engine, &request)?;
     report(arguments, &session, &request, &outcome, &tokens)?;
@@ -64,7 +72,10 @@ fn report(
     }
     print::line("")?;
     if !arguments.output.quiet {
-        print::note(run_report::summary(outcome, &usage, engine.ranks()));
+        let context_max = engine.context_max();
+        let line =
+            run_report::request_summary(request, context_max, outcome, &usage, engine.ranks());
+        print::note(line);
     }
     Ok(())
 }
@@ -80,6 +91,52 @@ fn request(arguments: &GenerateArguments, engine: &Engine) -> Result<Request> {
     })
 }
 
+/// Refuses what contradicts itself, before anything is loaded.
+fn check_prompt(arguments: &PromptArguments) -> Result<()> {
+    let alone = match (&arguments.system, arguments.template_arg.first()) {
+        _ if arguments.chat.is_some() => None,
+        (Some(_), _) => Some("--system"),
+        (None, Some(_)) => Some("--template-arg"),
+        (None, None) => None,
+    };
+    if let Some(option) = alone {
+        bail!(UsageError(format!(
+            "{option} is part of a chat: write --chat TEXT instead of --prompt TEXT, or add --chat \
+             at the end to a prompt from elsewhere"
+        )));
+    }
+    if let Some(Some(text)) = &arguments.chat {
+        if arguments.prompt.is_some() || arguments.file.is_some() {
+            let text = "--chat has a message of its own: leave out --prompt and FILE, or write \
+                        --chat last";
+            bail!(UsageError(text.to_owned()));
+        }
+        check_message(text)?;
+    }
+    Ok(())
+}
+
+/// Chat templates make a prompt even of nothing.
+fn check_message(text: &str) -> Result<()> {
+    let empty = "the message of --chat is empty; give it some text";
+    ensure!(!text.is_empty(), UsageError(empty.to_owned()));
+    Ok(())
+}
+
+/// A file's name instead of a text is an easy mistake, and no error.
+fn hint_at_file(arguments: &PromptArguments) {
+    let chat = arguments.chat.as_ref().and_then(|chat| chat.as_deref());
+    let texts = [("--chat", chat, " --chat"), ("--prompt", arguments.prompt.as_deref(), "")];
+    for (option, text, more) in texts {
+        if let Some(text) = text.filter(|text| Path::new(text).is_file()) {
+            print::note(format_args!(
+                "hint: {option} takes a text, and {text} is also a file; for what is in it: \
+                 paceline generate {text}{more}"
+            ));
+        }
+    }
+}
+
 fn prompt_ids(arguments: &PromptArguments, engine: &Engine) -> Result<Vec<u32>> {
     if let Some(ids) = &arguments.token_ids {
         return Ok(ids.clone());
@@ -91,14 +148,10 @@ fn prompt_ids(arguments: &PromptArguments, engine: &Engine) -> Result<Vec<u32>> 
         return Ok(tokenizer.encode(&prompt_text(arguments, engine.context_max())?)?);
     };
     let text = match chat {
-        Some(_) if arguments.prompt.is_some() || arguments.file.is_some() => {
-            bail!(
-                "--chat has a message of its own: leave out --prompt and FILE, or write --chat last"
-            )
-        }
         Some(text) => text.clone(),
         None => prompt_text(arguments, engine.context_max())?,
     };
+    check_message(&text)?;
     let mut messages = Vec::new();
     if let Some(system) = &arguments.system {
         messages.push(Message::new("system", system));
@@ -120,14 +173,21 @@ fn prompt_text(arguments: &PromptArguments, context_max: usize) -> Result<String
     let name = if from_stdin {
         let stdin = std::io::stdin();
         if stdin.is_terminal() && arguments.file.is_none() {
-            bail!("no prompt: give --prompt TEXT, --chat TEXT, a file, or text on standard input");
+            let text = "no prompt: give --prompt TEXT, --chat TEXT, a file, or text on standard \
+                        input";
+            bail!(UsageError(text.to_owned()));
         }
         stdin.lock().take(bytes_max + 1).read_to_end(&mut bytes)?;
         "standard input".to_owned()
     } else {
         let path = arguments.file.as_deref().unwrap_or_else(|| Path::new("-"));
-        let file = std::fs::File::open(path)
-            .with_context(|| format!("cannot read the prompt from {}", path.display()))?;
+        let file = std::fs::File::open(path).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => anyhow!(UsageError(format!(
+                "there is no file {}; for text write --prompt TEXT or --chat TEXT",
+                path.display()
+            ))),
+            _ => anyhow!(error).context(format!("cannot read the prompt from {}", path.display())),
+        })?;
         file.take(bytes_max + 1)
             .read_to_end(&mut bytes)
             .with_context(|| format!("cannot read the prompt from {}", path.display()))?;

@@ -27,8 +27,28 @@ pub(crate) fn usage_since(before: &[Usage], now: &[Usage]) -> Vec<Usage> {
     now.iter().map(since).collect()
 }
 
+/// The summary line of a request by itself: with the prompt's length, and which limit cut it.
+pub(crate) fn request_summary(
+    request: &Request,
+    context_max: usize,
+    outcome: &Outcome,
+    usage: &[Usage],
+    ranks: usize,
+) -> String {
+    let limit = match outcome.tokens.len() < request.tokens_max {
+        true => format!("the context of {context_max}"),
+        false => format!("--max-tokens {}", request.tokens_max),
+    };
+    let line = summary_with_limit(outcome, usage, ranks, &limit);
+    format!("prompt tokens: {}; {line}", request.prompt.len())
+}
+
 /// The summary line.
 pub(crate) fn summary(outcome: &Outcome, usage: &[Usage], ranks: usize) -> String {
+    summary_with_limit(outcome, usage, ranks, "the limit")
+}
+
+fn summary_with_limit(outcome: &Outcome, usage: &[Usage], ranks: usize, limit: &str) -> String {
     let statistics = &outcome.speculation;
     let milliseconds = outcome.timings.first_token.as_secs_f64() * 1e3;
     let mut line = format!(
@@ -38,7 +58,7 @@ pub(crate) fn summary(outcome: &Outcome, usage: &[Usage], ranks: usize) -> Strin
         statistics.rounds(),
     );
     if outcome.finish_reason == FinishReason::Length {
-        line += ", cut at the limit";
+        line += &format!(", cut at {limit}");
     }
     if statistics.drafted() > 0 {
         line += &format!(", {:.2} tokens a round", statistics.mean_acceptance_length());
@@ -70,6 +90,7 @@ pub(crate) fn json(
         "token_ids": outcome.tokens,
         "text": outcome.text,
         "finish_reason": outcome.finish_reason,
+        "seed": request.sampling.seed,
         "prefix_reused": outcome.prefix_reused,
         "timings": {
             "load_seconds": load.as_secs_f64(),
