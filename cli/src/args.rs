@@ -253,6 +253,9 @@ pub(crate) struct OutputArguments {
 pub(crate) struct InspectArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
+    /// Longest sequence to count the cache for [default: the model's, at most 8192].
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) context: Option<usize>,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,

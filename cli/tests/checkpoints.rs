@@ -71,6 +71,31 @@ fn a_renamed_or_missing_tensor_is_named() {
     }
 }
 
+/// People see the first problems and how many there are; programs see all.
+#[test]
+fn many_problems_are_cut_and_a_missing_layer_is_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let synthetic = Synthetic::kimi_k25();
+    let path = directory.path().to_str().unwrap();
+    let write = |keep: &dyn Fn(&str) -> bool| {
+        let mut synthetic = synthetic.clone();
+        synthetic.tensors.retain(|tensor| keep(&tensor.name));
+        synthetic.write(directory.path(), 1).unwrap();
+        let (success, stdout, _) = run(&["inspect", "--model", path]);
+        assert!(!success);
+        stdout
+    };
+    let stdout = write(&|name| !name.contains("layers.3."));
+    assert!(stdout.contains("layer 3 is missing whole"), "{stdout}");
+    assert!(stdout.contains("says 4 layers, the weights have 3"), "{stdout}");
+    let stdout = write(&|name| !name.contains("norm"));
+    let (_, json, _) = run(&["inspect", "--json", "--model", path]);
+    let all = serde_json::from_str::<Value>(&json).unwrap()["problems"].as_array().unwrap().len();
+    assert!(all > 4);
+    assert!(stdout.contains(&format!("problems: {all}")), "{stdout}");
+    assert!(stdout.contains("one and the same checkpoint"), "{stdout}");
+}
+
 #[test]
 fn corrupt_and_truncated_files_are_refused() {
     let directory = tempfile::tempdir().unwrap();

@@ -6,7 +6,7 @@
 //! or each exception is a problem that names its tensor. Start reading at
 //! [`Resolution::of_modules`].
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use paceline_kernels::{DType, INT4_GROUP, Tensor, Weight};
 
@@ -128,9 +128,46 @@ impl<'a> Resolution<'a> {
     pub(super) fn problems(&self, is_known: impl Fn(&str) -> bool) -> Vec<String> {
         let unused = self.checkpoint.names().filter(|name| !self.used.contains(*name));
         let unknown = unused.filter(|name| !is_known(name));
-        let unknown = unknown.map(|name| Problem::Unknown { tensor: name.to_owned() });
-        let problems: Vec<Problem> = self.problems.iter().cloned().chain(unknown).collect();
+        let mut unknown =
+            unknown.map(|name| Problem::Unknown { tensor: name.to_owned() }).peekable();
+        // A stranger may be part of a layer that was renamed.
+        let found = match unknown.peek() {
+            None => self.with_whole_layers(),
+            Some(_) => self.problems.clone(),
+        };
+        let problems: Vec<Problem> = found.into_iter().chain(unknown).collect();
         rename::describe(&problems, |name| self.checkpoint.stored_name(name))
+    }
+
+    /// The problems, with one in place of all tensors of the layers that are missing whole.
+    fn with_whole_layers(&self) -> Vec<Problem> {
+        let stored: HashSet<usize> = self.checkpoint.names().filter_map(layer_of).collect();
+        let whole = |problem: &Problem| match problem {
+            Problem::Missing { tensor, .. } => {
+                layer_of(tensor).filter(|layer| !stored.contains(layer))
+            }
+            _ => None,
+        };
+        let layers: BTreeSet<usize> = self.problems.iter().filter_map(whole).collect();
+        let Some(last) = layers.last() else { return self.problems.clone() };
+        let (missing, mut rest): (Vec<_>, Vec<_>) =
+            self.problems.iter().cloned().partition(|problem| whole(problem).is_some());
+        let used = self.used.iter().filter_map(|name| layer_of(name));
+        let used: BTreeSet<usize> = used.collect();
+        let called_for = 1 + used.last().map_or(*last, |used| *used.max(last));
+        let names: Vec<String> = layers.iter().map(ToString::to_string).collect();
+        let subject = match names.as_slice() {
+            [layer] => format!("layer {layer} is"),
+            layers => format!("layers {} are", layers.join(", ")),
+        };
+        let text = format!(
+            "{subject} missing whole ({} tensors): config.json says {called_for} layers, the \
+             weights have {}",
+            missing.len(),
+            called_for - layers.len(),
+        );
+        rest.insert(0, Problem::Wrong(text));
+        rest
     }
 
     /// Succeeds if there is no problem.
