@@ -35,13 +35,21 @@ fn write_whole(path: &Path, contents: &[u8]) -> Result<()> {
         return Ok(());
     }
     let mut file = place.beside()?;
-    file.write_all(contents)?;
+    // Through the plain file: the other's errors name a file that the user does not know.
+    file.as_file_mut().write_all(contents)?;
     if let Some(metadata) = &place.existing {
         file.as_file().set_permissions(metadata.permissions())?;
     }
     file.as_file().sync_all()?;
-    file.persist(&place.target)?;
+    file.persist(&place.target).map_err(|error| error.error)?;
     Ok(())
+}
+
+/// An error without the name of the file that was to be there for a moment, which tempfile appends.
+fn without_path(error: std::io::Error) -> std::io::Error {
+    let text = error.to_string();
+    let system = text.split_once(" at path ").map_or(text.as_str(), |(system, _)| system);
+    std::io::Error::new(error.kind(), system)
 }
 
 /// Where a file goes.
@@ -68,7 +76,8 @@ impl Place {
         // As any new file: what the user's mask leaves of it.
         let everyone = Permissions::from_mode(0o666);
         let mut builder = tempfile::Builder::new();
-        builder.prefix(".paceline-").permissions(everyone).tempfile_in(folder)
+        let builder = builder.prefix(".paceline-").permissions(everyone);
+        builder.tempfile_in(folder).map_err(without_path)
     }
 }
 
@@ -92,7 +101,8 @@ mod tests {
         write(Path::new("/dev/null"), b"three").unwrap();
         let missing = folder.path().join("missing/file");
         for error in [check(&missing).unwrap_err(), write(&missing, b"").unwrap_err()] {
-            assert!(format!("{error:#}").contains("missing/file"), "{error:#}");
+            let text = format!("{error:#}");
+            assert!(text.contains("missing/file") && !text.contains(".paceline-"), "{text}");
         }
         assert!(check(folder.path()).is_err(), "a folder is no file");
     }
