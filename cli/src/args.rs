@@ -30,6 +30,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Write text after a prompt.
+    #[command(after_help = GENERATE_EXAMPLES)]
     Generate(Box<GenerateArguments>),
     /// Talk with a model, turn by turn.
     #[command(long_about = chat::LONG_ABOUT)]
@@ -45,6 +46,15 @@ pub(crate) enum Command {
     /// Print the manual page, or write one for each command.
     Man(ManArguments),
 }
+
+/// What `paceline generate --help` ends with.
+const GENERATE_EXAMPLES: &str = "\
+Examples:
+  paceline generate --prompt 'Once upon a time'
+  paceline generate --chat 'What is a bridge?' --temperature 0.7 --seed 1
+  paceline generate question.txt --chat --max-tokens 500
+  paceline generate --model DIR --draft DIR --dtype bf16 --tp 2 --chat 'What is a bridge?'
+  paceline generate --token-ids 0,3,622 --json --top-logprobs 5";
 
 /// Which model, and over which ranks.
 #[derive(Clone, Debug, Args)]

@@ -73,6 +73,11 @@ fn each_command_has_a_manual_page() {
     assert_eq!(names, expected);
     let generate = std::fs::read_to_string(pages.join("paceline-generate.1")).unwrap();
     assert!(generate.contains("draft\\-tokens") && generate.contains("SAMPLING"), "{generate}");
+    assert_eq!(text(&["man", "generate"]), generate);
+    let decode = std::fs::read_to_string(pages.join("paceline-bench-decode.1")).unwrap();
+    assert_eq!(text(&["man", "bench", "decode"]), decode);
+    let error = String::from_utf8(run(&["man", "nonsense"]).stderr).unwrap();
+    assert!(error.contains("generate, chat"), "{error}");
     // Every page that is referred to is there.
     let main = std::fs::read_to_string(pages.join("paceline.1")).unwrap();
     for line in main.lines().filter(|line| line.ends_with("(1)")) {

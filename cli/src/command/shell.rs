@@ -10,6 +10,7 @@ use clap_mangen::Man;
 
 use crate::{
     args::{Arguments, CompletionsArguments, ManArguments},
+    failure::UsageError,
     output::{file, print},
 };
 
@@ -25,7 +26,7 @@ pub(crate) fn man(arguments: &ManArguments) -> Result<ExitCode> {
     // Gives the commands below their whole names.
     command.build();
     match &arguments.dir {
-        None => write(&page(command)?),
+        None => write(&page(find(&command, &arguments.command)?.clone())?),
         Some(folder) => {
             std::fs::create_dir_all(folder)
                 .with_context(|| format!("cannot make the folder {}", folder.display()))?;
@@ -33,6 +34,20 @@ pub(crate) fn man(arguments: &ManArguments) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+/// The command of that name, below `command`.
+fn find<'a>(command: &'a clap::Command, names: &[String]) -> Result<&'a clap::Command> {
+    names.iter().try_fold(command, |command, name| {
+        command.find_subcommand(name).ok_or_else(|| {
+            let known: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
+            let text = match known.is_empty() {
+                true => format!("{} has no commands below it", command.get_name()),
+                false => format!("commands: {}", known.join(", ")),
+            };
+            UsageError(format!("there is no command {name} to have a page: {text}")).into()
+        })
+    })
 }
 
 /// The page of a command and those of the commands below it.
