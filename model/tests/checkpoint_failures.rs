@@ -213,9 +213,34 @@ fn many_problems_are_counted() {
     synthetic.tensors.retain(|tensor| !tensor.name.contains("experts"));
     let text = load(written(&synthetic, 1).path()).unwrap_err();
     assert_says(&text, &["problems: 15\n"]);
-    synthetic.tensors.retain(|tensor| tensor.name.contains("layers.0"));
+    let mut synthetic = small();
+    // Of a packed matrix without any of its parts, one is named.
+    let is_part = |name: &str| name.ends_with("weight_scale") || name.ends_with("weight_shape");
+    let is_gone = |name: &str| !name.contains("norm");
+    let names = synthetic.tensors.iter().map(|tensor| tensor.name.as_str());
+    let missing = names.filter(|name| is_gone(name) && !is_part(name)).count();
+    synthetic.tensors.retain(|tensor| !is_gone(&tensor.name));
     let text = load(written(&synthetic, 1).path()).unwrap_err();
-    assert_says(&text, &["and 9 more", "problems: 29\n"]);
+    let (more, count) = (format!("and {} more", missing - 20), format!("problems: {missing}\n"));
+    assert_says(&text, &[&more, &count]);
+}
+
+/// A download that ended early, or another model's configuration.
+#[test]
+fn a_layer_of_which_nothing_is_there_is_one_problem() {
+    let mut synthetic = small();
+    let whole = synthetic.tensors.len();
+    synthetic.tensors.retain(|tensor| !tensor.name.contains("layers.0."));
+    let missing = whole - synthetic.tensors.len();
+    let text = load(written(&synthetic, 1).path()).unwrap_err();
+    let layer = format!("layer 0 is missing whole ({missing} tensors)");
+    assert_says(&text, &[&layer, "problems: 1\n"]);
+    // Beside a stranger each tensor is named: it may be that layer under another name.
+    for tensor in &mut synthetic.tensors {
+        tensor.name = tensor.name.replace("layers.1.", "blocks.1.");
+    }
+    let text = load(written(&synthetic, 1).path()).unwrap_err();
+    assert!(!text.contains("missing whole") && text.contains("is missing"), "{text}");
 }
 
 /// Numbers that would make a list of millions of modules are refused without making it.
