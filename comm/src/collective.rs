@@ -92,6 +92,15 @@ pub enum Call<'a> {
         /// How to combine.
         op: ReduceOp,
     },
+    /// Combines `x` of all ranks into `out`, of the same size and type.
+    AllReduceInto {
+        /// Input.
+        x: &'a Tensor,
+        /// Output.
+        out: &'a mut Tensor,
+        /// How to combine.
+        op: ReduceOp,
+    },
     /// Combines `x` of all ranks; rank `r` gets the `r`-th of equal parts.
     ReduceScatter {
         /// Input.
@@ -123,7 +132,7 @@ impl Call<'_> {
     /// Which collective this is.
     pub fn collective(&self) -> Collective {
         match self {
-            Self::AllReduce { .. } => Collective::AllReduce,
+            Self::AllReduce { .. } | Self::AllReduceInto { .. } => Collective::AllReduce,
             Self::ReduceScatter { .. } => Collective::ReduceScatter,
             Self::AllGather { .. } => Collective::AllGather,
             Self::Broadcast { .. } => Collective::Broadcast,
@@ -135,7 +144,9 @@ impl Call<'_> {
     pub fn payload(&self) -> (usize, DType) {
         match self {
             Self::AllReduce { x, .. } | Self::Broadcast { x, .. } => (x.bytes(), x.dtype()),
-            Self::ReduceScatter { x, .. } | Self::AllGather { x, .. } => (x.bytes(), x.dtype()),
+            Self::AllReduceInto { x, .. }
+            | Self::ReduceScatter { x, .. }
+            | Self::AllGather { x, .. } => (x.bytes(), x.dtype()),
             Self::Barrier => (0, DType::U8),
         }
     }

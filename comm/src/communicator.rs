@@ -153,6 +153,27 @@ impl Communicator {
         self.enqueue(Call::AllReduce { x, op }, stream)
     }
 
+    /// As [`all_reduce`](Self::all_reduce), into another tensor: `x` stays as it is.
+    ///
+    /// # Errors
+    /// See [`Communicator`]. [`CommError::Argument`] if `out` has another size or type.
+    ///
+    /// # Panics
+    /// If `out` is a view, and so read-only.
+    pub fn all_reduce_into(
+        &mut self,
+        x: &Tensor,
+        out: &mut Tensor,
+        op: ReduceOp,
+        stream: &Stream,
+    ) -> Result<()> {
+        if x.dtype() != out.dtype() || x.len() != out.len() {
+            let reason = format!("out is {out:?}, but must be like x, {x:?}");
+            return Err(CommError::Argument { collective: Collective::AllReduce, reason });
+        }
+        self.enqueue(Call::AllReduceInto { x, out, op }, stream)
+    }
+
     /// Combines `x` of all ranks; this rank gets its part in `out`. The parts are equally long
     /// and in order of rank, so with a row-major `x` they are ranges of its first dimension.
     ///

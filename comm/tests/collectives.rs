@@ -52,6 +52,12 @@ fn all_reduce_is_exact<T: Float + PartialEq + std::fmt::Debug>(options: GroupOpt
                     comm.all_reduce(&mut x, op, &stream()).unwrap();
                     let expected = reduced::<T>(op, world, length);
                     assert!(x.as_slice::<T>() == expected, "{op} of {length}, {world} ranks");
+
+                    let x = Tensor::from_slice(&[1, length], &mine);
+                    let mut out = Tensor::zeros(T::DTYPE, &[1, length]);
+                    comm.all_reduce_into(&x, &mut out, op, &stream()).unwrap();
+                    assert!(out.as_slice::<T>() == expected, "{op} of {length} into another");
+                    assert!(x.as_slice::<T>() == mine, "the input stays");
                 }
             }
         });

@@ -11,8 +11,9 @@ pub(super) const LONG_ABOUT: &str = "\
 Measure all-reduces: the time of a call by size, for each back end.
 
 The ranks are threads of this process. A repetition times --calls calls in a row, on every rank; \
-its time is that of the slowest rank, divided by the calls. The independent form gives each call \
-an input of its own; in the dependent form each input is made from the output before, as in a \
+its time is that of the slowest rank, divided by the calls. In the independent form no call \
+needs another: on the CPU each has an input of its own, on GPUs they take turns with inputs that \
+fit in the cache; in the dependent form each input is made from the output before, as in a \
 model, and the time of making it, measured alone, is subtracted. The columns are those of \
 nccl-tests: busbw is algbw * 2 (n - 1) / n. After the timed calls every output on every rank is \
 compared with the exact sum; #wrong counts the elements that differ. --json has every sample.";

@@ -22,7 +22,7 @@ fn broken_tokenizers_are_named() {
     for (bytes, parts) in [
         (b"{\"model\":".to_vec(), &[name][..]),
         (b"\xff\xfe{}".to_vec(), &[name]),
-        (b"{}".to_vec(), &[name, "model"]),
+        (b"{}".to_vec(), &[name, "decoder"]),
         ("[".repeat(100_000).into_bytes(), &[name]),
         (without_byte.to_string().into_bytes(), &[name]),
         (changed("/model/vocab", json!([])), &[name, "vocab"]),

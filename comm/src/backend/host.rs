@@ -92,6 +92,10 @@ impl Connection for HostConnection {
         let Some(channel) = group.channel_mut() else { return alone(call, stream) };
         match call {
             Call::AllReduce { x, op } => all_reduce(channel, x, op),
+            Call::AllReduceInto { x, out, op } => {
+                copy(x, out, Collective::AllReduce, stream)?;
+                all_reduce(channel, out, op)
+            }
             Call::ReduceScatter { x, out, op } => reduce_scatter(channel, x, out, op),
             Call::AllGather { x, out } => {
                 let (dtype, x) = (x.dtype(), input_bytes(x, Collective::AllGather)?);
@@ -114,9 +118,9 @@ impl Connection for HostConnection {
 pub(crate) fn alone(call: Call<'_>, stream: &Stream) -> Result<()> {
     let collective = call.collective();
     match call {
-        Call::ReduceScatter { x, out, .. } | Call::AllGather { x, out } => {
-            copy(x, out, collective, stream)
-        }
+        Call::AllReduceInto { x, out, .. }
+        | Call::ReduceScatter { x, out, .. }
+        | Call::AllGather { x, out } => copy(x, out, collective, stream),
         Call::AllReduce { .. } | Call::Broadcast { .. } | Call::Barrier => Ok(()),
     }
 }

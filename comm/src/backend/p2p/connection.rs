@@ -89,7 +89,11 @@ impl Connection for P2pConnection {
             match call {
                 Call::AllReduce { x, op } => {
                     let at = self.target(x, collective)?;
-                    self.all_reduce(stream, x.dtype(), at, x.bytes(), combine(op))
+                    self.all_reduce(stream, x.dtype(), [at, at], x.bytes(), combine(op))
+                }
+                Call::AllReduceInto { x, out, op } => {
+                    let ends = [self.source(x, collective)?, self.target(out, collective)?];
+                    self.all_reduce(stream, x.dtype(), ends, x.bytes(), combine(op))
                 }
                 Call::ReduceScatter { x, out, op } => {
                     let from = self.source(x, collective)?;
@@ -105,7 +109,7 @@ impl Connection for P2pConnection {
                 Call::Barrier => {
                     let at = self.state.pointer().add(BARRIER_OFFSET);
                     let bytes = DType::F32.bytes();
-                    self.all_reduce(stream, DType::F32, at, bytes, Combine::Sum)
+                    self.all_reduce(stream, DType::F32, [at, at], bytes, Combine::Sum)
                 }
                 Call::Broadcast { .. } => Err(CommError::Argument {
                     collective,
@@ -203,18 +207,18 @@ impl P2pConnection {
         &self,
         stream: &DeviceStream,
         dtype: DType,
-        at: DevicePointer,
+        [x, out]: [DevicePointer; 2],
         bytes: usize,
         combine: Combine,
     ) -> Result<()> {
         for plan::Piece { bytes, algorithm } in self.slots.pieces(bytes) {
-            let x = at.add(bytes.start);
+            let (x, out) = (x.add(bytes.start), out.add(bytes.start));
             let bytes = bytes.len();
             let part = self.slots.part(bytes);
             let params = AllReduceParams {
                 link: self.reduced,
                 x,
-                out: x,
+                out,
                 bytes: bytes as u64,
                 part_bytes: part as u64,
                 combine,

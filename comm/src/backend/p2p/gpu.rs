@@ -161,6 +161,11 @@ fn all_reduces<T: Float + PartialEq>(seat: &mut Seat<'_>) {
             seat.together(|comm, stream| comm.all_reduce(&mut x, op, stream).unwrap());
             let wanted = expected::<T>(count, seat.world(), op);
             assert!(seat.read::<T>(&x) == wanted, "{count} of {}, {op}", T::DTYPE);
+
+            let x = seat.tensor(&[1, count], &values::<T>(count, seat.rank()));
+            let mut out = seat.tensor(&[1, count], &vec![T::from_f32(-99.0); count]);
+            seat.together(|comm, stream| comm.all_reduce_into(&x, &mut out, op, stream).unwrap());
+            assert!(seat.read::<T>(&out) == wanted, "{count} of {}, {op}, into", T::DTYPE);
         }
     }
 }

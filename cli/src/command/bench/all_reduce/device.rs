@@ -30,6 +30,11 @@ const THREADS: u32 = 256;
 const BLOCKS_MAX: u32 = 8;
 /// Added to the mean square by fused calls.
 const EPSILON: f32 = 1e-6;
+/// Bytes of the inputs of the independent form: few enough for a GPU's cache, as in a model, whose
+/// activations are in there; at least two inputs, so that what a call leaves behind shows.
+const INPUT_BYTES: usize = 8 << 20;
+/// What outputs hold at first: NaN in every type.
+const UNWRITTEN: u32 = 0x7fff_7fff;
 /// Tensors begin at multiples of this, as allocations do.
 const ALIGNMENT: usize = 256;
 
@@ -107,7 +112,8 @@ struct Prepared {
     all: Option<Graph>,
     producers: Option<Graph>,
     case: Case,
-    /// One for each call of the independent form, one in all of the dependent form.
+    /// Inputs of the independent form, which calls read in turn; one, in and out, of the dependent
+    /// form.
     tensors: Vec<Tensor>,
     /// Where they lie, [`pitch`] apart.
     memory: Arc<DeviceMemory>,
@@ -115,7 +121,14 @@ struct Prepared {
     first: DeviceMemory,
     /// What the producer before call `k` adds, from element `k` on.
     steps: DeviceMemory,
+    /// Of the independent form, an output for each input.
+    outputs: Option<Outputs>,
     fused: Option<Fused>,
+}
+
+struct Outputs {
+    tensors: Vec<Tensor>,
+    memory: Arc<DeviceMemory>,
 }
 
 /// What fused calls take besides their inputs, which are then left as they are.
@@ -180,7 +193,10 @@ impl<T: Float> OnDevice<T> {
     fn allocate(&self, case: &Case) -> Result<Prepared> {
         let (queue, bytes, count) = (self.queue(), case.bytes(), case.count());
         let device = queue.device();
-        let tensors = if case.form == Form::Independent { case.calls } else { 1 };
+        let tensors = match case.form {
+            Form::Independent => (INPUT_BYTES / bytes.max(1)).clamp(2, 128).min(case.calls),
+            Form::Dependent => 1,
+        };
         let memory = Arc::new(DeviceMemory::zeroed(device, tensors * pitch(case))?);
         let mut first = DeviceMemory::zeroed(device, tensors * pitch(case))?;
         let values: Vec<T> = match case.form {
@@ -202,6 +218,12 @@ impl<T: Float> OnDevice<T> {
         };
         debug_assert!(bytes <= pitch(case));
         let fused = self.fused.then(|| self.allocate_fused(case)).transpose()?;
+        let has_outputs = case.form == Form::Independent && !self.fused;
+        let outputs = has_outputs.then(|| -> Result<_> {
+            let memory = Arc::new(DeviceMemory::zeroed(device, tensors * pitch(case))?);
+            Ok(Outputs { tensors: cut(&memory, case, tensors)?, memory })
+        });
+        let outputs = outputs.transpose()?;
         let tensors = cut(&memory, case, tensors)?;
         Ok(Prepared {
             all: None,
@@ -211,6 +233,7 @@ impl<T: Float> OnDevice<T> {
             memory,
             first,
             steps,
+            outputs,
             fused,
         })
     }
@@ -233,19 +256,24 @@ impl<T: Float> OnDevice<T> {
         prepared: &mut Prepared,
         mut communicator: Option<&mut Communicator>,
     ) -> Result<()> {
-        let Prepared { case, tensors, steps, fused, .. } = prepared;
+        let Prepared { case, tensors, steps, outputs, fused, .. } = prepared;
         for call in 0..case.calls {
+            let turn = call % tensors.len();
             let tensor = match case.form {
-                Form::Independent => &mut tensors[call],
+                Form::Independent => &mut tensors[turn],
                 Form::Dependent => {
                     self.enqueue_producer(case, &mut tensors[0], steps, call)?;
                     &mut tensors[0]
                 }
             };
             let Some(communicator) = &mut communicator else { continue };
-            match fused {
-                None => communicator.all_reduce(tensor, ReduceOp::Sum, &self.stream)?,
-                Some(Fused { residuals, weight, out, .. }) => {
+            match (&mut *fused, &mut *outputs) {
+                (None, None) => communicator.all_reduce(tensor, ReduceOp::Sum, &self.stream)?,
+                (None, Some(outputs)) => {
+                    let out = &mut outputs.tensors[turn];
+                    communicator.all_reduce_into(tensor, out, ReduceOp::Sum, &self.stream)?;
+                }
+                (Some(Fused { residuals, weight, out, .. }), _) => {
                     let residual = &mut residuals[call];
                     let call = AddRmsNorm { x: tensor, residual, weight, epsilon: EPSILON, out };
                     communicator.all_reduce_add_rms_norm(call, &self.stream)?;
@@ -309,7 +337,11 @@ impl<T: Float> OnDevice<T> {
 
     /// Enqueues that the tensors have their first contents.
     fn restore(&self, prepared: &Prepared) -> Result<()> {
-        let Prepared { memory, first, fused, .. } = prepared;
+        let Prepared { memory, first, outputs, fused, .. } = prepared;
+        if let Some(Outputs { memory, .. }) = outputs {
+            // SAFETY: as many words as the memory has, which lives as below.
+            unsafe { self.queue().fill_u32(memory.pointer(), UNWRITTEN, memory.bytes() / 4) }?;
+        }
         let residuals = fused.as_ref().map(|fused| (&fused.memory, &fused.zeros));
         for (to, from) in [(memory, first)].into_iter().chain(residuals) {
             // SAFETY: both have as many bytes and live until the queue was waited for, at the end
@@ -369,14 +401,21 @@ impl<T: Float> Place for OnDevice<T> {
 
     fn wrong(&mut self) -> Result<u64> {
         self.with(|place, prepared| {
-            let Prepared { case, tensors, memory, fused, .. } = prepared;
-            let memory = fused.as_ref().map_or(&*memory, |fused| &fused.memory);
+            let Prepared { case, tensors, memory, outputs, fused, .. } = prepared;
+            let (memory, count) = match (fused, outputs) {
+                (Some(fused), _) => (&fused.memory, case.calls),
+                (None, Some(outputs)) => (&outputs.memory, tensors.len()),
+                (None, None) => (&*memory, 1),
+            };
             let mut found = vec![T::from_f32(0.0); case.count()];
             let mut wrong = 0;
-            for call in 0..tensors.len() {
+            for call in 0..count {
                 let bytes = bytemuck::cast_slice_mut(&mut found);
                 memory.copy_to_host(place.queue(), call * pitch(case), bytes)?;
-                let shift = if case.form == Form::Dependent { case.calls } else { call };
+                let shift = match case.form {
+                    Form::Dependent => case.calls,
+                    Form::Independent => call % tensors.len(),
+                };
                 wrong += place.inputs.wrong(&found, shift);
             }
             Ok(wrong)

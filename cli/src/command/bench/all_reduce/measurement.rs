@@ -233,6 +233,8 @@ mod tests {
         Plan {
             world,
             mode: ModeArgument::Eager,
+            fused: false,
+            host_staged: false,
             cases: vec![case(Form::Independent), case(Form::Dependent)],
             warm_up: 1,
             repetitions: 2,
@@ -248,6 +250,10 @@ mod tests {
     }
 
     impl Place for Bad {
+        fn gpu(&self) -> Option<u32> {
+            self.inner.gpu()
+        }
+
         fn prepare(&mut self, case: &Case, communicator: &mut Communicator) -> Result<()> {
             self.cases += 1;
             self.inner.prepare(case, communicator)
