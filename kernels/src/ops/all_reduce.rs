@@ -168,9 +168,12 @@ pub enum Way {
     /// combine, a word of all ones means "nothing yet": an inbox is all ones at first. What is only
     /// gathered travels in packets, through an inbox of its own that is all zeros at first.
     Inbox,
-    /// Each rank writes into its outbox, in pinned host memory, and reads those of the others. An
-    /// outbox is all zeros at first.
+    /// Each rank writes into its outbox, in the memory of its own GPU, and reads those of the others:
+    /// fewer bytes than through inboxes, but a fence and a second way. An outbox is all zeros at
+    /// first.
     Outbox,
+    /// As [`Way::Outbox`], in pinned host memory.
+    HostOutbox,
 }
 
 /// Bytes of the flags at the start of an outbox.
@@ -187,7 +190,7 @@ impl Way {
         match self {
             Self::Inbox => slot_bytes,
             // All parts lie in one slot, each from a vector on.
-            Self::Outbox => slot_bytes / world / VECTOR_BYTES * VECTOR_BYTES,
+            Self::Outbox | Self::HostOutbox => slot_bytes / world / VECTOR_BYTES * VECTOR_BYTES,
         }
     }
 
@@ -195,7 +198,7 @@ impl Way {
     pub const fn gather_bytes_max(self, slot_bytes: usize) -> usize {
         match self {
             Self::Inbox => slot_bytes / PACKETS_BYTES * PACKETS_PAYLOAD_BYTES,
-            Self::Outbox => slot_bytes,
+            Self::Outbox | Self::HostOutbox => slot_bytes,
         }
     }
 
@@ -203,7 +206,7 @@ impl Way {
     pub const fn two_shot_bytes_max(self, slot_bytes: usize, world: usize) -> usize {
         match self {
             Self::Inbox => slot_bytes * world,
-            Self::Outbox => slot_bytes,
+            Self::Outbox | Self::HostOutbox => slot_bytes,
         }
     }
 }
@@ -282,7 +285,7 @@ impl Kernels {
                     all_gather: module("all_gather")?.function("all_gather_inbox")?,
                 }
             }
-            Way::Outbox => {
+            Way::Outbox | Way::HostOutbox => {
                 let staged = module("staged")?;
                 Self {
                     one_shot: Typed::load(&staged, "all_reduce_staged_one_shot", world)?,
@@ -453,7 +456,7 @@ mod tests {
     fn slots_hold_what_they_are_said_to() {
         for slot in [2048, 4096, 2 << 20] {
             for world in [2, 3, 8, 16] {
-                let part = Way::Outbox.scatter_bytes_max(slot, world);
+                let part = Way::HostOutbox.scatter_bytes_max(slot, world);
                 assert!(part % VECTOR_BYTES == 0 && part * world <= slot);
                 assert!((part + VECTOR_BYTES) * world > slot);
             }

@@ -10,8 +10,8 @@ use paceline_kernels::{
 
 use super::{
     NAME,
-    connection::{BARRIER_OFFSET, P2pConnection},
-    inbox::{self, Inbox, Listed},
+    connection::{BARRIER_OFFSET, Large, P2pConnection},
+    inbox::{self, Inbox, Listed, OUTBOX_SLOTS},
     not_possible, plan,
 };
 use crate::{CommError, Group, InboxOptions, Rank, Result, Unavailable};
@@ -39,21 +39,22 @@ pub(super) fn connect(group: &mut Group) -> Result<P2pConnection> {
     let reached = if in_host_memory { Ok(false) } else { reach(&device, &ordinals) };
     let reached = agree(group, reached.map(|reached| [u32::from(reached)]))?;
     let in_host_memory = reached.iter().any(|&[reached]| reached == 0);
-    let way = if in_host_memory { Way::Outbox } else { Way::Inbox };
+    let way = if in_host_memory { Way::HostOutbox } else { Way::Inbox };
 
     let own = prepare(&device, world, way, slot_bytes);
     let prepared = agree(
         group,
         own.as_ref().map(|own| {
             let number = own.listed.number;
-            let [reduce, rows] = own.blocks_at_once;
-            [number as u32, (number >> 32) as u32, reduce, rows]
+            let [reduce, rows, large] = own.blocks_at_once;
+            [number as u32, (number >> 32) as u32, reduce, rows, large]
         }),
     )?;
     let own = own?;
-    let [low, high, reduce, rows] = columns(&prepared);
+    let [low, high, reduce, rows, large] = columns(&prepared);
     let blocks_max = blocks_max(&ordinals, &multiprocessors, &reduce)?;
     let row_blocks_max = self::blocks_max(&ordinals, &multiprocessors, &rows)?;
+    let large_blocks_max = self::blocks_max(&ordinals, &multiprocessors, &large)?;
     let inboxes: Option<Vec<Arc<Inbox>>> = low
         .iter()
         .zip(high)
@@ -69,13 +70,24 @@ pub(super) fn connect(group: &mut Group) -> Result<P2pConnection> {
     let reduced = link(group, &own.state, &inboxes, Inbox::combined);
     let moved = link(group, &own.state, &inboxes, Inbox::gathered);
     let slots = plan::Slots { way, world, bytes: slot_bytes };
-    let Prepared { state, kernels, .. } = own;
+    let Prepared { state, kernels, large, .. } = own;
+    let large = large.map(|kernels| {
+        let bytes = OUTBOX_SLOTS * slot_bytes;
+        let link = link(group, &state, &inboxes, Inbox::outbox);
+        Large {
+            kernels,
+            link: Link { slot_bytes: bytes as u64, ..link },
+            slots: plan::Slots { way: Way::Outbox, world, bytes },
+            blocks_max: large_blocks_max,
+        }
+    });
     Ok(P2pConnection {
         state,
         kernels,
         device,
         reduced,
         moved,
+        large,
         slots,
         blocks_max,
         row_blocks_max,
@@ -90,16 +102,24 @@ struct Prepared {
     /// Keeps the inbox until the others have found it.
     _inbox: Arc<Inbox>,
     listed: Listed,
-    blocks_at_once: [u32; 2],
+    large: Option<Kernels>,
+    /// Of the all-reduces, the fused kernel, and the all-reduces of large tensors.
+    blocks_at_once: [u32; 3],
 }
 
 fn prepare(device: &Device, world: usize, way: Way, slot_bytes: usize) -> Result<Prepared> {
     let kernels = Kernels::load(device, way, world).map_err(unusable)?;
-    let blocks_at_once = kernels.blocks_at_once()?;
+    let [reduce, rows] = kernels.blocks_at_once()?;
+    let large = match way {
+        Way::Inbox => Some(Kernels::load(device, Way::Outbox, world).map_err(unusable)?),
+        Way::Outbox | Way::HostOutbox => None,
+    };
+    let of_large = large.as_ref().map(Kernels::blocks_at_once).transpose()?;
+    let blocks_at_once = [reduce, rows, of_large.map_or(reduce, |[reduce, _]| reduce)];
     let inbox = Arc::new(Inbox::new(device, way, world, slot_bytes)?);
     let listed = Listed::new(&inbox);
     let state = DeviceMemory::zeroed(device, BARRIER_OFFSET + size_of::<State>())?;
-    Ok(Prepared { state, kernels, _inbox: inbox, listed, blocks_at_once })
+    Ok(Prepared { state, kernels, _inbox: inbox, listed, large, blocks_at_once })
 }
 
 fn unusable(error: KernelError) -> CommError {

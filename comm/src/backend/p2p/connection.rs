@@ -67,12 +67,22 @@ pub(super) struct P2pConnection {
     pub(super) reduced: Link,
     /// For what is only gathered.
     pub(super) moved: Link,
+    /// For what is combined and larger than a slot, where there are inboxes.
+    pub(super) large: Option<Large>,
     pub(super) slots: plan::Slots,
     pub(super) blocks_max: u32,
     /// Of the fused kernel.
     pub(super) row_blocks_max: u32,
     /// By rank.
     pub(super) inboxes: Arc<[Arc<Inbox>]>,
+}
+
+/// A second way, for large tensors.
+pub(super) struct Large {
+    pub(super) kernels: Kernels,
+    pub(super) link: Link,
+    pub(super) slots: plan::Slots,
+    pub(super) blocks_max: u32,
 }
 
 impl Connection for P2pConnection {
@@ -211,12 +221,17 @@ impl P2pConnection {
         bytes: usize,
         combine: Combine,
     ) -> Result<()> {
-        for plan::Piece { bytes, algorithm } in self.slots.pieces(bytes) {
+        let large = self.large.as_ref().filter(|_| bytes > self.slots.bytes);
+        let (kernels, link, slots, blocks_max) = match large {
+            Some(large) => (&large.kernels, large.link, large.slots, large.blocks_max),
+            None => (&self.kernels, self.reduced, self.slots, self.blocks_max),
+        };
+        for plan::Piece { bytes, algorithm } in slots.pieces(bytes) {
             let (x, out) = (x.add(bytes.start), out.add(bytes.start));
             let bytes = bytes.len();
-            let part = self.slots.part(bytes);
+            let part = slots.part(bytes);
             let params = AllReduceParams {
-                link: self.reduced,
+                link,
                 x,
                 out,
                 bytes: bytes as u64,
@@ -225,12 +240,12 @@ impl P2pConnection {
                 unused: 0,
             };
             let share = if algorithm == Algorithm::OneShot { bytes } else { part };
-            let geometry = geometry(algorithm, self.slots.way, share, self.blocks_max);
+            let geometry = geometry(algorithm, slots.way, share, blocks_max);
             // SAFETY: the caller's range, of which what is sent fits in a slot.
             unsafe {
                 match algorithm {
-                    Algorithm::OneShot => self.kernels.one_shot(stream, dtype, geometry, &params),
-                    Algorithm::TwoShot => self.kernels.two_shot(stream, dtype, geometry, &params),
+                    Algorithm::OneShot => kernels.one_shot(stream, dtype, geometry, &params),
+                    Algorithm::TwoShot => kernels.two_shot(stream, dtype, geometry, &params),
                 }
             }?;
         }

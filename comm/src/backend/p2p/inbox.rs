@@ -22,6 +22,9 @@ use paceline_kernels::{
 
 /// Slots of an inbox for each rank, and of an outbox: two parities of two stages.
 const SLOTS: usize = 4;
+/// How many times larger than an inbox's the slots of an outbox in GPU memory are: it serves large
+/// tensors, and there is one for all ranks.
+pub(super) const OUTBOX_SLOTS: usize = 4;
 /// Nothing has been sent yet.
 const ALL_ONES: u32 = u32::MAX;
 /// Word of the abort flag: in another cache line than the failure.
@@ -35,8 +38,8 @@ pub(super) struct Inbox {
 }
 
 enum Boxes {
-    /// Of what is combined, and of what is only gathered.
-    OnDevice { combined: DeviceMemory, gathered: DeviceMemory },
+    /// Inboxes of what is combined and of what is only gathered; an outbox.
+    OnDevice { combined: DeviceMemory, gathered: DeviceMemory, outbox: DeviceMemory },
     /// Of both.
     OnHost(PinnedMemory),
 }
@@ -50,7 +53,7 @@ impl Inbox {
         slot_bytes: usize,
     ) -> driver::Result<Self> {
         let boxes = match way {
-            Way::Outbox => {
+            Way::Outbox | Way::HostOutbox => {
                 let bytes = OUTBOX_FLAG_BYTES + SLOTS * slot_bytes;
                 Boxes::OnHost(PinnedMemory::zeroed(device, bytes)?)
             }
@@ -60,7 +63,12 @@ impl Inbox {
                 let stream = DeviceStream::new(device)?;
                 combined.fill_u32(&stream, ALL_ONES)?;
                 stream.synchronize_within(WAIT_LIMIT)?;
-                Boxes::OnDevice { combined, gathered: DeviceMemory::zeroed(device, bytes)? }
+                let outbox = OUTBOX_FLAG_BYTES + SLOTS * OUTBOX_SLOTS * slot_bytes;
+                Boxes::OnDevice {
+                    combined,
+                    gathered: DeviceMemory::zeroed(device, bytes)?,
+                    outbox: DeviceMemory::zeroed(device, outbox)?,
+                }
             }
         };
         Ok(Self { boxes, control: PinnedMemory::zeroed(device, 4 * (ABORT_WORD + 1))? })
@@ -78,6 +86,14 @@ impl Inbox {
     pub(super) fn gathered(&self) -> DevicePointer {
         match &self.boxes {
             Boxes::OnDevice { gathered, .. } => gathered.pointer(),
+            Boxes::OnHost(memory) => memory.device_pointer(),
+        }
+    }
+
+    /// The outbox, for devices.
+    pub(super) fn outbox(&self) -> DevicePointer {
+        match &self.boxes {
+            Boxes::OnDevice { outbox, .. } => outbox.pointer(),
             Boxes::OnHost(memory) => memory.device_pointer(),
         }
     }

@@ -16,9 +16,12 @@ pub(super) const fn one_shot_bytes_max(way: Way, world: usize) -> usize {
         (Way::Inbox, ..=2) => 700_000,
         (Way::Inbox, 3..=4) => 128 << 10,
         (Way::Inbox, _) => 64 << 10,
-        (Way::Outbox, ..=2) => 224 << 10,
-        (Way::Outbox, 3..=4) => 64 << 10,
-        (Way::Outbox, _) => 32 << 10,
+        // Two shots send as much between two ranks.
+        (Way::Outbox, ..=2) => usize::MAX,
+        (Way::Outbox, _) => 64 << 10,
+        (Way::HostOutbox, ..=2) => 224 << 10,
+        (Way::HostOutbox, 3..=4) => 64 << 10,
+        (Way::HostOutbox, _) => 32 << 10,
     }
 }
 
@@ -101,14 +104,14 @@ pub(super) fn blocks_max(multiprocessors: u32, at_once: u32, ranks_on_device: us
 mod tests {
     use super::*;
 
-    const WAYS: [Way; 2] = [Way::Inbox, Way::Outbox];
+    const WAYS: [Way; 3] = [Way::Inbox, Way::Outbox, Way::HostOutbox];
 
     #[test]
     fn the_algorithm_follows_the_size() {
         for way in WAYS {
             for world in [2, 3, 4, 8, 16] {
                 let slots = Slots { way, world, bytes: 2 << 20 };
-                let most = one_shot_bytes_max(way, world);
+                let most = one_shot_bytes_max(way, world).min(slots.bytes);
                 assert_eq!(slots.choose(0), Algorithm::OneShot);
                 assert_eq!(slots.choose(most), Algorithm::OneShot);
                 assert_eq!(slots.choose(most + 1), Algorithm::TwoShot);

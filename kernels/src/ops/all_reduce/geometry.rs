@@ -42,7 +42,8 @@ pub fn geometry(algorithm: Algorithm, way: Way, bytes: usize, blocks_max: u32) -
     let (threads_small, blocks_small, blocks_most) = match (way, algorithm) {
         (Way::Inbox, Algorithm::OneShot) => (256, 32, BLOCKS_MAX),
         (Way::Inbox, Algorithm::TwoShot) => (256, BLOCKS_MAX, BLOCKS_MAX),
-        (Way::Outbox, _) => (128, 16, 16),
+        (Way::Outbox, _) => (256, BLOCKS_MAX, BLOCKS_MAX),
+        (Way::HostOutbox, _) => (128, 16, 16),
     };
     let blocks_most = blocks_most.min(blocks_max).max(1);
     let vectors = bytes.div_ceil(VECTOR_BYTES);
@@ -84,7 +85,7 @@ mod tests {
         let two_shot = |rows| at(Algorithm::TwoShot, Way::Inbox, rows * ROW / 2);
         assert_eq!([4, 8, 16, 32].map(two_shot), [(7, 256), (14, 256), (28, 256), (56, 256)]);
         assert_eq!(two_shot(64), (56, 512));
-        let staged = |rows| at(Algorithm::OneShot, Way::Outbox, rows * ROW);
+        let staged = |rows| at(Algorithm::OneShot, Way::HostOutbox, rows * ROW);
         assert_eq!([1, 2, 4, 8].map(staged), [(7, 128), (14, 128), (14, 256), (14, 512)]);
         assert_eq!(staged(64), (16, 512));
     }
@@ -93,7 +94,7 @@ mod tests {
     fn no_launch_is_empty_or_larger_than_allowed() {
         for blocks_max in [0, 1, 3, 8, 64, 1000] {
             for bytes in [0, 1, 16, 17, ROW, 1 << 20, 1 << 40] {
-                for way in [Way::Inbox, Way::Outbox] {
+                for way in [Way::Inbox, Way::Outbox, Way::HostOutbox] {
                     for algorithm in [Algorithm::OneShot, Algorithm::TwoShot] {
                         let Geometry { blocks, threads } =
                             geometry(algorithm, way, bytes, blocks_max);

@@ -32,7 +32,7 @@ const BLOCKS_MAX: u32 = 8;
 const EPSILON: f32 = 1e-6;
 /// Bytes of the inputs of the independent form: few enough for a GPU's cache, as in a model, whose
 /// activations are in there; at least two inputs, so that what a call leaves behind shows.
-const INPUT_BYTES: usize = 8 << 20;
+const INPUT_BYTES: usize = 2 << 20;
 /// What outputs hold at first: NaN in every type.
 const UNWRITTEN: u32 = 0x7fff_7fff;
 /// Tensors begin at multiples of this, as allocations do.
