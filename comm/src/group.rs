@@ -208,8 +208,14 @@ impl Group {
         self.channel.as_mut().map_or(Ok(()), Channel::check_failure)
     }
 
-    /// Makes the group fail, and returns its first failure, which may be another.
-    pub(crate) fn fail(&mut self, failure: Failure<'_>) -> Result<()> {
+    /// For back ends: makes the group fail, because this rank's device waited for `peer` in vain,
+    /// in its collective number `index`.
+    ///
+    /// # Errors
+    /// Always, if there are other ranks: the group's first failure, which may be another.
+    pub fn fail_waiting(&mut self, peer: Rank, index: u32) -> Result<()> {
+        let (rank, limit) = (self.rank, self.timeout);
+        let failure = Failure::PeerTimeout { rank, peer, index, limit };
         self.channel.as_mut().map_or(Ok(()), |channel| channel.fail(failure))
     }
 

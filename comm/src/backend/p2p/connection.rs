@@ -14,7 +14,7 @@ use paceline_kernels::{
 use super::{inbox::Inbox, plan};
 use crate::{
     Abort, AddRmsNorm, Call, Collective, CommError, Connection, FusedAllReduce, Group, Limits,
-    Rank, ReduceOp, Result, backend::host::check_dense, failure::Failure,
+    Rank, ReduceOp, Result, backend::host::check_dense,
 };
 
 pub(super) static LIMITS: Limits = Limits {
@@ -52,7 +52,8 @@ pub(super) const BARRIER_OFFSET: usize = 128;
 
 /// One rank's connection to the others.
 ///
-/// Calls can be captured in graphs, and graphs launched while other ranks launch theirs. Two things
+/// All calls are on one stream, or on streams that events order: the GPU counts them. Calls can be
+/// captured in graphs, and graphs launched while other ranks launch theirs. Two things
 /// are the caller's: a graph is uploaded, and its stream synchronised, before any rank launches
 /// one; and while a rank captures or uploads, no rank's kernels are waiting for it, since what the
 /// driver does then may wait for the whole device, and so for kernels that wait for this rank. A
@@ -319,17 +320,15 @@ impl P2pConnection {
     /// Tells the group what this rank's kernels have reported, and frees the kernels of all ranks.
     #[cold]
     fn fail(&self, group: &mut Group, failure: DeviceFailure) -> Result<()> {
-        let rank = Rank(failure.rank as usize);
         let reported = match failure.code {
-            DeviceFailure::TIMED_OUT => {
-                let peer = Rank(failure.peer as usize);
-                let (index, limit) = (failure.epoch, group.timeout());
-                // If a rank is gone, that is the reason.
-                group
-                    .check()
-                    .and_then(|()| group.fail(Failure::PeerTimeout { rank, peer, index, limit }))
+            // If a rank is gone, that is the reason.
+            DeviceFailure::TIMED_OUT => group
+                .check()
+                .and_then(|()| group.fail_waiting(Rank(failure.peer as usize), failure.epoch)),
+            _ => {
+                group.abort_handle().abort("its GPU was told to stop");
+                group.failure()
             }
-            _ => group.fail(Failure::Aborted { by: rank, reason: "its GPU was told to stop" }),
         };
         // After the report, so that the others find it when their kernels end.
         self.inboxes.iter().for_each(|inbox| inbox.abort());
