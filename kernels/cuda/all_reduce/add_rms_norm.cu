@@ -29,7 +29,7 @@ struct Pushed {
 template <class T, int kWorld>
 struct Staged {
     __device__ __forceinline__ static void send(const Call& call, uint64_t index, const Vector& v) {
-        store_relaxed_sys(Outbox{call}.data(call.link.rank, 0) + index, v);
+        Outbox{call}.data(call.link.rank, 0)[index] = v;
     }
     __device__ __forceinline__ static void settle(Call& call) {
         raise(call, 0);

@@ -18,7 +18,7 @@ __device__ __forceinline__ void one_shot(const AllReduceParams& params) {
     Vector* staged = Outbox{call}.data(call.link.rank, 0);
     if (call.alive)
         for (uint64_t index = share.begin; index < share.end; index += blockDim.x)
-            store_relaxed_sys(staged + index, x.load<T>(index));
+            staged[index] = x.load<T>(index);
     raise(call, 0);
     call.count();
     await_peers(call, 0);
@@ -44,7 +44,7 @@ __device__ __forceinline__ void two_shot(const AllReduceParams& params) {
         for (uint64_t index = share.begin; index < share.end; index += blockDim.x)
             for (int step = 1; step < world; ++step) {
                 uint64_t at = (rank + step) % world * part + index;
-                if (at < x.vectors()) store_relaxed_sys(staged + at, x.load<T>(at));
+                if (at < x.vectors()) staged[at] = x.load<T>(at);
             }
     raise(call, 0);
     call.count();
@@ -54,7 +54,7 @@ __device__ __forceinline__ void two_shot(const AllReduceParams& params) {
             uint64_t at = rank * part + index;
             if (at >= x.vectors()) break;
             Vector sum = combine_staged<T, kWorld>(call, at, x.load<T>(at), params.op);
-            store_relaxed_sys(result + index, sum);
+            result[index] = sum;
             out.store<T>(at, sum);
         }
     raise(call, 1);
@@ -83,8 +83,7 @@ __device__ __forceinline__ void reduce_scatter(const PartsParams& params) {
         for (uint64_t index = share.begin; index < share.end; index += blockDim.x)
             for (int step = 1; step < world; ++step) {
                 int target = (rank + step) % world;
-                store_relaxed_sys(staged + target * part + index,
-                                  params.part(params.x, target).load<T>(index));
+                staged[target * part + index] = params.part(params.x, target).load<T>(index);
             }
     raise(call, 0);
     call.count();
@@ -106,7 +105,7 @@ __device__ __forceinline__ void all_gather(const PartsParams& params) {
     if (call.alive)
         for (uint64_t index = share.begin; index < share.end; index += blockDim.x) {
             Vector v = x.load<Bytes>(index);
-            store_relaxed_sys(staged + index, v);
+            staged[index] = v;
             own.store<Bytes>(index, v);
         }
     raise(call, 0);

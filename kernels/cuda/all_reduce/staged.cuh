@@ -25,7 +25,8 @@ struct Outbox {
     }
 };
 
-// All threads of the block: what they wrote before is visible to whoever sees the flag.
+// All threads of the block: what they wrote before, be it with plain stores, is visible to whoever
+// sees the flag. The barrier and the release order it.
 __device__ __forceinline__ void raise(const Call& call, int stage) {
     __syncthreads();
     if (threadIdx.x == 0)
