@@ -168,8 +168,8 @@ impl Drafter {
         }
     }
 
-    /// Runs the draft over the oldest waiting rows of a sequence that has ended, at most one pass of
-    /// them: nobody waits for these rows yet, but everybody for the next round.
+    /// Runs the draft over the oldest waiting rows of a sequence that has ended, at most one pass
+    /// of them: nobody waits for these rows yet, but everybody for the next round.
     pub(crate) fn complete(&mut self, drafting: &mut Drafting, slots: &[u32]) {
         let kept = drafting.waiting.len().saturating_sub(self.rows_max);
         self.work_off(drafting, slots, kept);

@@ -61,8 +61,8 @@ impl Failure {
 #[repr(C)]
 pub struct Link {
     /// By rank, as this rank's device reaches it: the inbox
-    /// `[parity 2][stage 2][source rank][slot_bytes]`, or the outbox, [`OUTBOX_FLAG_BYTES`] and then
-    /// `[parity 2][stage 2][slot_bytes]`.
+    /// `[parity 2][stage 2][source rank][slot_bytes]`, or the outbox, [`OUTBOX_FLAG_BYTES`] and
+    /// then `[parity 2][stage 2][slot_bytes]`.
     pub boxes: [DevicePointer; RANKS_MAX],
     /// This rank's [`State`].
     pub state: DevicePointer,
@@ -145,7 +145,7 @@ pub struct AddRmsNormParams {
     pub weight: DevicePointer,
     /// Output `[rows, width]`; may be the input.
     pub out: DevicePointer,
-    /// Bytes of a row: a multiple of 16, at most [`ROW_BYTES_MAX`]. All pointers are multiples of 16.
+    /// Bytes of a row: a multiple of 16, as all pointers are; at most [`ROW_BYTES_MAX`].
     pub row_bytes: u64,
     /// Number of rows, as many as a slot carries or fewer.
     pub rows: u32,
@@ -168,9 +168,9 @@ pub enum Way {
     /// combine, a word of all ones means "nothing yet": an inbox is all ones at first. What is only
     /// gathered travels in packets, through an inbox of its own that is all zeros at first.
     Inbox,
-    /// Each rank writes into its outbox, in the memory of its own GPU, and reads those of the others:
-    /// fewer bytes than through inboxes, but a fence and a second way. An outbox is all zeros at
-    /// first.
+    /// Each rank writes into its outbox, in the memory of its own GPU, and reads those of the
+    /// others: fewer bytes than through inboxes, but a fence and a second way. An outbox is all
+    /// zeros at first.
     Outbox,
     /// As [`Way::Outbox`], in pinned host memory.
     HostOutbox,
@@ -184,8 +184,8 @@ const PACKETS_PAYLOAD_BYTES: usize = 32 * 3 * VECTOR_BYTES;
 const PACKETS_BYTES: usize = 32 * 4 * VECTOR_BYTES;
 
 impl Way {
-    /// The longest piece of a part that one [`Kernels::reduce_scatter`] of `world` ranks takes, with
-    /// slots of `slot_bytes` (a multiple of 2048).
+    /// The longest piece of a part that one [`Kernels::reduce_scatter`] of `world` ranks takes,
+    /// with slots of `slot_bytes` (a multiple of 2048).
     pub const fn scatter_bytes_max(self, slot_bytes: usize, world: usize) -> usize {
         match self {
             Self::Inbox => slot_bytes,

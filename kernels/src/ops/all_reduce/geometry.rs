@@ -1,8 +1,8 @@
 //! How many blocks and threads a kernel of [`super::Kernels`] gets: pure functions.
 //!
 //! Invariant: the answer depends on the arguments only, so it is the same on all ranks; any answer
-//! gives the same result. The numbers are those that were fastest on an H200 with two virtual ranks,
-//! rows of 14 KiB (`docs/results/`).
+//! gives the same result. The numbers are those that were fastest on an H200 with two virtual
+//! ranks, rows of 14 KiB (`docs/results/2026-12-01-h200/`).
 
 use super::{VECTOR_BYTES, Way};
 
@@ -35,8 +35,8 @@ pub(super) const ROW_THREADS_MAX: u32 = 1024;
 
 /// The launch for `bytes` (a part's, where ranks share the work), with at most `blocks_max` blocks.
 ///
-/// One vector a thread, in small blocks first, as they start sooner. Over PCIe fewer blocks suffice,
-/// and each costs a fence.
+/// One vector a thread, in small blocks first, as they start sooner. Over PCIe fewer blocks
+/// suffice, and each costs a fence.
 pub fn geometry(algorithm: Algorithm, way: Way, bytes: usize, blocks_max: u32) -> Geometry {
     // Blocks that stay small, blocks at most.
     let (threads_small, blocks_small, blocks_most) = match (way, algorithm) {
