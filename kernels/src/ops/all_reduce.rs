@@ -457,7 +457,7 @@ mod tests {
         for slot in [2048, 4096, 2 << 20] {
             for world in [2, 3, 8, 16] {
                 let part = Way::HostOutbox.scatter_bytes_max(slot, world);
-                assert!(part % VECTOR_BYTES == 0 && part * world <= slot);
+                assert!(part.is_multiple_of(VECTOR_BYTES) && part * world <= slot);
                 assert!((part + VECTOR_BYTES) * world > slot);
             }
             let packets = Way::Inbox.gather_bytes_max(slot);
