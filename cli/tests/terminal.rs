@@ -245,6 +245,10 @@ fn small_troubles_do_not_end_a_conversation() {
     terminal.enter(&"word ".repeat(400));
     terminal.wait_for("--context");
     terminal.wait_for_prompt();
+    // "Müller" in Latin-1: no line, also not in part.
+    terminal.press(b"M\xfcller\r");
+    terminal.wait_for("not UTF-8");
+    terminal.wait_for_prompt();
     terminal.enter("/help");
     terminal.wait_for("/retry");
     terminal.wait_for_prompt();

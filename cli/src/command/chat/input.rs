@@ -4,7 +4,7 @@
 
 use std::{
     fs::DirBuilder,
-    io::{BufRead, Read},
+    io::{BufRead, ErrorKind, Read},
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
 };
@@ -114,11 +114,18 @@ impl Terminal {
     }
 
     fn line(&mut self, continued: bool) -> Result<Typed> {
-        match self.editor.readline(if continued { "… " } else { "> " }) {
-            Ok(line) => Ok(Typed::Text(line)),
-            Err(ReadlineError::Interrupted) => Ok(Typed::Interrupted),
-            Err(ReadlineError::Eof) => Ok(Typed::End),
-            Err(error) => Err(error).context("cannot read from the terminal"),
+        loop {
+            return match self.editor.readline(if continued { "… " } else { "> " }) {
+                Ok(line) => Ok(Typed::Text(line)),
+                Err(ReadlineError::Interrupted) => Ok(Typed::Interrupted),
+                Err(ReadlineError::Eof) => Ok(Typed::End),
+                // The editor has read the rest of the line, and leaves it out too.
+                Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
+                    print::note(format_args!("that is not UTF-8 and was left out: type it again"));
+                    continue;
+                }
+                Err(error) => Err(error).context("cannot read from the terminal"),
+            };
         }
     }
 
