@@ -16,7 +16,7 @@ pub(crate) fn write(path: &Path, contents: &[u8]) -> Result<()> {
     write_whole(path, contents).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Fails where [`write`] would fail now: for whoever has a long way to go to the contents.
+/// Fails where [`write()`] would fail now: for whoever has a long way to go to the contents.
 pub(crate) fn check(path: &Path) -> Result<()> {
     let place = Place::of(path);
     let outcome = match &place.existing {

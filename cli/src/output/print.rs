@@ -57,7 +57,7 @@ pub(crate) fn line(text: impl std::fmt::Display) -> Result<()> {
     line_to_reader(text).map(|_| ())
 }
 
-/// As [`line`], and says whether the reader has gone away, for whoever has more to write.
+/// As [`line()`], and says whether the reader has gone away, for whoever has more to write.
 pub(crate) fn line_to_reader(text: impl std::fmt::Display) -> Result<bool> {
     let mut stdout = std::io::stdout().lock();
     read_away(writeln!(stdout, "{text}").and_then(|()| stdout.flush()))
