@@ -22,6 +22,9 @@ use crate::workspace::Workspace;
 /// The archive's limit.
 const BYTES_MAX: u64 = 30_000_000;
 
+/// What the names of tests that use GPUs have in them.
+const GPU_MODULE: &str = "gpu::";
+
 const RUNNER: &str = include_str!("bundle/run-tests.sh");
 
 /// The packages whose tests use GPUs.
@@ -48,9 +51,14 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         tests = tests.argument("--package").argument(package);
     }
     println!("{tests}");
-    let programs = test_programs(&tests.output(workspace)?);
+    let mut programs = Vec::new();
+    for program in test_programs(&tests.output(workspace)?) {
+        if has_gpu_tests(&program.path)? {
+            programs.push(program);
+        }
+    }
     if programs.is_empty() {
-        bail!("`{tests}` named no test program");
+        bail!("`{tests}` named no program with tests in a module `gpu`");
     }
 
     let folder = target.join("bundle");
@@ -70,6 +78,19 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     write_script(&folder.join("run-tests.sh"), RUNNER)?;
     let archive = pack(&target)?;
     report(&folder, &archive)
+}
+
+/// Whether a test program has tests in a module `gpu`. The others have nothing to do on a GPU
+/// machine, and each would bring the kernels along once more.
+fn has_gpu_tests(program: &Path) -> Result<bool> {
+    let output = Command::new(program)
+        .args(["--list", "--format", "terse"])
+        .output()
+        .with_context(|| format!("cannot start {}", program.display()))?;
+    if !output.status.success() {
+        bail!("`{} --list` failed ({})", program.display(), output.status);
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).lines().any(|line| line.contains(GPU_MODULE)))
 }
 
 /// Copies a program without its symbols and line numbers.
