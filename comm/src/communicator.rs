@@ -15,18 +15,6 @@ use crate::{
     protocol::Limit,
 };
 
-const DTYPES: [DType; 9] = [
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::F8E4M3,
-    DType::I64,
-    DType::I32,
-    DType::U8,
-    DType::I8,
-    DType::Bool,
-];
-
 /// One rank's means of exchanging tensors with the others.
 ///
 /// All ranks make the same calls in the same order, with the same sizes and types. On the CPU each
@@ -502,25 +490,14 @@ fn tables(connected: &[Connected], world_size: usize) -> Vec<Table> {
         .map(|connected| Candidate { name: connected.name, limits: connected.connection.limits() })
         .collect();
     let purposes = Collective::ALL.iter().flat_map(|&collective| {
-        DTYPES.iter().map(move |&dtype| Purpose { collective, dtype, world_size })
+        DType::ALL.iter().map(move |&dtype| Purpose { collective, dtype, world_size })
     });
     purposes.map(|purpose| Table::new(&candidates, purpose, &[])).collect()
 }
 
 #[inline]
 fn table_index(collective: Collective, dtype: DType) -> usize {
-    let dtype = match dtype {
-        DType::F32 => 0,
-        DType::F16 => 1,
-        DType::BF16 => 2,
-        DType::F8E4M3 => 3,
-        DType::I64 => 4,
-        DType::I32 => 5,
-        DType::U8 => 6,
-        DType::I8 => 7,
-        DType::Bool => 8,
-    };
-    collective as usize * DTYPES.len() + dtype
+    collective as usize * DType::ALL.len() + dtype as usize
 }
 
 mod device;

@@ -6,17 +6,6 @@ use paceline_kernels::DType;
 
 use crate::{CallFacts, Collective, Rank, ReduceOp};
 
-const DTYPES: [DType; 9] = [
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::F8E4M3,
-    DType::I64,
-    DType::I32,
-    DType::U8,
-    DType::I8,
-    DType::Bool,
-];
 const OPS: [ReduceOp; 2] = [ReduceOp::Sum, ReduceOp::Max];
 const NONE: u8 = u8::MAX;
 
@@ -86,7 +75,7 @@ impl Descriptor {
             index: (self.what >> 32) as u32,
             collective: self.collective(),
             op: OPS.get(usize::from(op)).copied(),
-            dtype: DTYPES.get(usize::from(dtype)).copied(),
+            dtype: DType::ALL.get(usize::from(dtype)).copied(),
             root: (root != NONE).then_some(Rank(usize::from(root))),
             count: self.count,
         }
@@ -94,7 +83,7 @@ impl Descriptor {
 }
 
 fn code(dtype: DType) -> u8 {
-    DTYPES.iter().position(|&known| known == dtype).map_or(NONE, |index| index as u8)
+    DType::ALL.iter().position(|&known| known == dtype).map_or(NONE, |index| index as u8)
 }
 
 #[cfg(test)]

@@ -26,6 +26,19 @@ pub enum DType {
 }
 
 impl DType {
+    /// All types, in the order of their declaration.
+    pub const ALL: [Self; 9] = [
+        Self::F32,
+        Self::F16,
+        Self::BF16,
+        Self::F8E4M3,
+        Self::I64,
+        Self::I32,
+        Self::U8,
+        Self::I8,
+        Self::Bool,
+    ];
+
     /// Size of one element in bytes.
     pub const fn bytes(self) -> usize {
         match self {
@@ -136,6 +149,13 @@ pub fn f8e4m3_to_f32(code: u8) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_types_are_in_the_order_of_their_declaration() {
+        for (place, dtype) in DType::ALL.into_iter().enumerate() {
+            assert_eq!(dtype as usize, place, "{dtype}");
+        }
+    }
 
     #[test]
     fn f8_codes_named_by_the_format() {

@@ -90,7 +90,7 @@ pub enum Combine {
     Max = 1,
 }
 
-/// Parameters of [`Kernels::one_shot`] and [`Kernels::two_shot`].
+/// Parameters of [`Kernels::all_reduce`].
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct AllReduceParams {
@@ -202,7 +202,7 @@ impl Way {
         }
     }
 
-    /// The most bytes of one [`Kernels::two_shot`] of `world` ranks.
+    /// The most bytes of one [`Kernels::all_reduce`] of `world` ranks in two steps.
     pub const fn two_shot_bytes_max(self, slot_bytes: usize, world: usize) -> usize {
         match self {
             Self::Inbox => slot_bytes * world,
@@ -330,41 +330,28 @@ impl Kernels {
         ])
     }
 
-    /// All-reduce in one step.
+    /// All-reduce in one step, or in two, of which each rank does one part.
     ///
     /// # Errors
     /// See [`Kernels`].
     ///
     /// # Safety
     /// See [`Kernels`].
-    pub unsafe fn one_shot(
+    pub unsafe fn all_reduce(
         &self,
         stream: &DeviceStream,
+        algorithm: Algorithm,
         dtype: DType,
         geometry: Geometry,
         params: &AllReduceParams,
     ) -> driver::Result<()> {
+        let kernels = match algorithm {
+            Algorithm::OneShot => &self.one_shot,
+            Algorithm::TwoShot => &self.two_shot,
+        };
         // SAFETY: the kernel takes these parameters and waits for the one before; the rest is the
         // caller's.
-        unsafe { self.one_shot.of(dtype).launch(stream, geometry.into(), params) }
-    }
-
-    /// All-reduce in two steps: each rank combines one part.
-    ///
-    /// # Errors
-    /// See [`Kernels`].
-    ///
-    /// # Safety
-    /// See [`Kernels`].
-    pub unsafe fn two_shot(
-        &self,
-        stream: &DeviceStream,
-        dtype: DType,
-        geometry: Geometry,
-        params: &AllReduceParams,
-    ) -> driver::Result<()> {
-        // SAFETY: as in `one_shot`.
-        unsafe { self.two_shot.of(dtype).launch(stream, geometry.into(), params) }
+        unsafe { kernels.of(dtype).launch(stream, geometry.into(), params) }
     }
 
     /// The first of the two steps alone.
@@ -381,7 +368,7 @@ impl Kernels {
         geometry: Geometry,
         params: &PartsParams,
     ) -> driver::Result<()> {
-        // SAFETY: as in `one_shot`.
+        // SAFETY: as in `all_reduce`.
         unsafe { self.reduce_scatter.of(dtype).launch(stream, geometry.into(), params) }
     }
 
@@ -398,7 +385,7 @@ impl Kernels {
         geometry: Geometry,
         params: &PartsParams,
     ) -> driver::Result<()> {
-        // SAFETY: as in `one_shot`.
+        // SAFETY: as in `all_reduce`.
         unsafe { self.all_gather.launch(stream, geometry.into(), params) }
     }
 
@@ -417,7 +404,7 @@ impl Kernels {
         geometry: Geometry,
         params: &AddRmsNormParams,
     ) -> driver::Result<()> {
-        // SAFETY: as in `one_shot`.
+        // SAFETY: as in `all_reduce`.
         unsafe { self.add_rms_norm.of(dtype).launch(stream, geometry.into(), params) }
     }
 }

@@ -25,7 +25,8 @@ const ROUNDS_PLAIN: u32 = 2;
 /// A draft that would not pay with this acceptance at each depth is not tried.
 const RATE_BEST: f64 = 0.95;
 /// Of the tokens that chains miss, the most that a tree may find: what it is taken to do, at best,
-/// once chains are known. Rank 2 to 4 of a draft hold less than that of what rank 1 misses.
+/// once chains are known. By the demo's reference lengths (2.67 tokens a round with chains of 4, 3.54
+/// with the tree of as many levels) its tree finds about 0.4 of them.
 const FOUND_BEST: f64 = 0.75;
 /// Rounds after which a trial ends if the fastest of them leaves no hope.
 const ROUNDS_COST: u32 = 2;

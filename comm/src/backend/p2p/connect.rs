@@ -67,16 +67,15 @@ pub(super) fn connect(group: &mut Group) -> Result<P2pConnection> {
     agree(group, inboxes.as_ref().map(|_| []))?;
 
     let inboxes: Arc<[Arc<Inbox>]> = inboxes?.into();
-    let reduced = link(group, &own.state, &inboxes, Inbox::combined);
-    let moved = link(group, &own.state, &inboxes, Inbox::gathered);
+    let reduced = link(group, &own.state, &inboxes, Inbox::combined, slot_bytes);
+    let moved = link(group, &own.state, &inboxes, Inbox::gathered, slot_bytes);
     let slots = plan::Slots { way, world, bytes: slot_bytes };
     let Prepared { state, kernels, large, .. } = own;
     let large = large.map(|kernels| {
         let bytes = OUTBOX_SLOTS * slot_bytes;
-        let link = link(group, &state, &inboxes, Inbox::outbox);
         Large {
             kernels,
-            link: Link { slot_bytes: bytes as u64, ..link },
+            link: link(group, &state, &inboxes, Inbox::outbox, bytes),
             slots: plan::Slots { way: Way::Outbox, world, bytes },
             blocks_max: large_blocks_max,
         }
@@ -178,6 +177,7 @@ fn link(
     state: &DeviceMemory,
     inboxes: &[Arc<Inbox>],
     address: impl Fn(&Inbox) -> DevicePointer,
+    slot_bytes: usize,
 ) -> Link {
     let rank = group.rank().index();
     let mut boxes = [DevicePointer::NULL; RANKS_MAX];
@@ -189,8 +189,9 @@ fn link(
         state: state.pointer(),
         failure: inboxes[rank].failure_pointer(),
         abort: inboxes[rank].abort_pointer(),
-        timeout_ns: u64::try_from(group.timeout().as_nanos()).unwrap_or(u64::MAX / 2),
-        slot_bytes: group.inbox().slot_bytes as u64,
+        // So far from the end that a clock can be added to it.
+        timeout_ns: group.timeout().as_nanos().min(u128::from(u64::MAX / 2)) as u64,
+        slot_bytes: slot_bytes as u64,
         rank: rank as u32,
         world: inboxes.len() as u32,
     }

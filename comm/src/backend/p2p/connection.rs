@@ -25,17 +25,7 @@ pub(super) static LIMITS: Limits = Limits {
         Collective::Barrier,
     ],
     dtypes_reduced: DTYPES_REDUCED,
-    dtypes_moved: &[
-        DType::F32,
-        DType::F16,
-        DType::BF16,
-        DType::F8E4M3,
-        DType::I64,
-        DType::I32,
-        DType::U8,
-        DType::I8,
-        DType::Bool,
-    ],
+    dtypes_moved: &DType::ALL,
     bytes: 0..=usize::MAX,
     world_sizes: 2..=RANKS_MAX,
     in_place: true,
@@ -243,12 +233,7 @@ impl P2pConnection {
             let share = if algorithm == Algorithm::OneShot { bytes } else { part };
             let geometry = geometry(algorithm, slots.way, share, blocks_max);
             // SAFETY: the caller's range, of which what is sent fits in a slot.
-            unsafe {
-                match algorithm {
-                    Algorithm::OneShot => kernels.one_shot(stream, dtype, geometry, &params),
-                    Algorithm::TwoShot => kernels.two_shot(stream, dtype, geometry, &params),
-                }
-            }?;
+            unsafe { kernels.all_reduce(stream, algorithm, dtype, geometry, &params) }?;
         }
         Ok(())
     }

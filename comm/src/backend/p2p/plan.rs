@@ -10,7 +10,9 @@ use paceline_kernels::ops::all_reduce::{Algorithm, Way};
 const VECTOR_BYTES: usize = 16;
 
 /// Up to how many bytes each rank sends everything to everybody. Beyond, sharing the work costs a
-/// second step but sends less. Where the two took the same time on an H200 with virtual ranks.
+/// second step but sends less. For two ranks it is where the two took the same time on an H200 with
+/// virtual ranks (`docs/results/2026-12-01-h200/launch-shapes.txt`); the bounds of more ranks are
+/// estimates from the bytes sent.
 pub(super) const fn one_shot_bytes_max(way: Way, world: usize) -> usize {
     match (way, world) {
         (Way::Inbox, ..=2) => 700_000,
