@@ -20,8 +20,11 @@ use trial::Trial;
 
 /// Plain rounds at the start, so that the cost of a plain pass is known.
 const PLAIN_ROUNDS_FIRST: usize = 3;
-/// Drafted tokens of the very first chain: what engines ship as their default for EAGLE-3.
+/// Most drafted tokens of the first chains of a trial: what engines ship as their default for
+/// EAGLE-3.
 const CHAIN_DRAFTED_FIRST: usize = 3;
+/// Drafted tokens of a controller's very first chains.
+const CHAIN_DRAFTED_PROBE: usize = 1;
 /// Another chain length must promise this much more before it is taken.
 const GAIN_LENGTH: f64 = 1.015;
 /// Another way of drafting must promise this much more before it is taken.
@@ -253,7 +256,8 @@ impl Controller {
         };
         let longest = drafted_max.min(depth_max);
         if cost.estimate(1).is_none() {
-            return CHAIN_DRAFTED_FIRST.min(longest);
+            // Nothing is known: the cheapest rounds tell whether anything is accepted at all.
+            return CHAIN_DRAFTED_PROBE.min(longest);
         }
         let hope = |depth: usize| self.rate(draft, depth).unwrap_or(0.0);
         let mut best = (*kept).clamp(1, longest);
@@ -413,7 +417,7 @@ mod tests {
         }
         assert_eq!(controller.settled(Limits::NONE), Plan::Plain);
         // The trial is still to come.
-        let first = Plan::Chain { drafted: CHAIN_DRAFTED_FIRST };
+        let first = Plan::Chain { drafted: CHAIN_DRAFTED_PROBE };
         assert_eq!(controller.decide(Limits::NONE), first);
         assert_eq!(controller.settled(Limits::NONE), Plan::Plain);
     }

@@ -325,14 +325,21 @@ fn a_change_of_costs_is_followed() {
     for point in &mut dear.pass[1..] {
         point.1 *= 2.5;
     }
-    for seed in 0..8 {
+    const SEEDS: u64 = 32;
+    let mut means = [0.0; 4];
+    for seed in 0..SEEDS {
         let mut run = Run::new(&options, seed);
-        for (world, wait) in [(&cheap, 1000), (&dear, 300), (&cheap, 3000), (&dear, 300)] {
+        let phases = [(&cheap, 1000), (&dear, 300), (&cheap, 3000), (&dear, 300)];
+        for ((world, wait), mean) in phases.into_iter().zip(&mut means) {
             run.rounds(world, wait);
             let ratio = run.rounds(world, 1500).speed() / world.best(&options).1;
-            assert!(ratio > 0.95, "{} seed {seed}: {ratio:.4}", world.name);
+            *mean += ratio / SEEDS as f64;
+            // Bad luck in a trial may keep a draft away for its longest wait.
+            assert!(ratio > 0.85, "{} seed {seed}: {ratio:.4}", world.name);
         }
     }
+    println!("{means:.4?}");
+    assert!(means.iter().all(|&mean| mean > 0.975), "{means:.4?}");
 }
 
 /// Several sequences draft alike: a pass of their rows costs more with each sequence, so what pays
@@ -483,6 +490,6 @@ fn a_short_answer_costs_little_where_nothing_pays() {
             (0..SEEDS).map(|seed| Run::new(&options, seed).rounds(&world, 220).speed() / speed);
         let mean = ratios.sum::<f64>() / SEEDS as f64;
         println!("{:22} {mean:.4} of the speed of {best:?}", world.name);
-        assert!(mean > 0.95, "{}: {mean:.4} of {best:?}", world.name);
+        assert!(mean > 0.97, "{}: {mean:.4} of {best:?}", world.name);
     }
 }
