@@ -133,6 +133,7 @@ impl Planner {
             draft_seconds: times.draft.as_secs_f64(),
             verify_seconds: times.verify.as_secs_f64(),
             catch_up_seconds: times.catch_up.as_secs_f64(),
+            waiting_rows: members.iter().map(|member| member.sequence.waiting_rows()).sum(),
         };
         self.controllers[self.class].observe_batch(&outcome, &self.accepted);
     }

@@ -132,6 +132,11 @@ impl Sequence {
         self.drafting.as_ref().map_or(0, Drafting::rows)
     }
 
+    /// Rows that the draft has not seen.
+    pub(crate) fn waiting_rows(&self) -> usize {
+        self.drafting.as_ref().map_or(0, Drafting::waiting_rows)
+    }
+
     /// Notes the time of the first token.
     pub(crate) fn begin_answer(&mut self) {
         self.first_token = Some(Instant::now());

@@ -23,7 +23,7 @@ const PLAIN_ROUNDS_FIRST: usize = 3;
 /// Most drafted tokens of the first chains of a trial: what engines ship as their default for
 /// EAGLE-3.
 const CHAIN_DRAFTED_FIRST: usize = 3;
-/// Drafted tokens of a controller's very first chains.
+/// As much of an early trial while drafting is off.
 const CHAIN_DRAFTED_PROBE: usize = 1;
 /// Another chain length must promise this much more before it is taken.
 const GAIN_LENGTH: f64 = 1.015;
@@ -64,6 +64,9 @@ pub struct RoundOutcome {
     pub verify_seconds: f64,
     /// Seconds the draft took for rows that had piled up while it was off.
     pub catch_up_seconds: f64,
+    /// Rows of the sequences that the draft has not seen after this round, and would have to catch
+    /// up on before it drafts.
+    pub waiting_rows: usize,
 }
 
 /// Decides how far to draft; one for each request, or one for a stream of like requests.
@@ -83,6 +86,7 @@ pub struct RoundOutcome {
 ///         draft_seconds: 1e-4 * plan.depth() as f64,
 ///         verify_seconds: 1e-2 * (1.0 + 0.05 * plan.depth() as f64),
 ///         catch_up_seconds: 0.0,
+///         waiting_rows: 0,
 ///     });
 /// }
 /// assert_eq!(controller.decide(Limits::NONE), Plan::Chain { drafted: 5 });
@@ -97,6 +101,9 @@ pub struct Controller {
     trial: Option<Trial>,
     /// What may be spent on trials, in plain rounds.
     allowance: f64,
+    /// Rows that a draft would have to catch up on, and the seconds of one, 0 while unknown.
+    waiting_rows: usize,
+    waiting_row_seconds: f64,
 }
 
 /// One way to draft: chains of any length, or a tree.
@@ -133,6 +140,8 @@ impl Controller {
             current: None,
             trial: None,
             allowance: trial::ALLOWANCE_FIRST,
+            waiting_rows: 0,
+            waiting_row_seconds: 0.0,
         }
     }
 
@@ -168,6 +177,7 @@ impl Controller {
     /// those of all. A controller serves batches of about one size, whose costs are alike.
     pub fn observe_batch(&mut self, outcome: &RoundOutcome, accepted: &[usize]) {
         self.round += 1;
+        let waited = std::mem::replace(&mut self.waiting_rows, outcome.waiting_rows);
         let valid = |seconds: f64| seconds.is_finite() && seconds >= 0.0;
         if valid(outcome.verify_seconds) && outcome.verify_seconds > 0.0 && outcome.width > 0 {
             self.passes.observe(outcome.width, outcome.verify_seconds, self.round);
@@ -181,6 +191,9 @@ impl Controller {
             return;
         };
         let catch_up = Some(outcome.catch_up_seconds).filter(|&seconds| valid(seconds));
+        if let Some(seconds) = catch_up.filter(|&seconds| seconds > 0.0 && waited > 0) {
+            self.waiting_row_seconds = seconds / waited as f64;
+        }
         let seconds = self.modelled_seconds(outcome, used).unwrap_or(plain);
         self.earn_allowance(seconds / plain);
         match self.trial.take() {
@@ -256,8 +269,7 @@ impl Controller {
         };
         let longest = drafted_max.min(depth_max);
         if cost.estimate(1).is_none() {
-            // Nothing is known: the cheapest rounds tell whether anything is accepted at all.
-            return CHAIN_DRAFTED_PROBE.min(longest);
+            return CHAIN_DRAFTED_FIRST.min(longest);
         }
         let hope = |depth: usize| self.rate(draft, depth).unwrap_or(0.0);
         let mut best = (*kept).clamp(1, longest);
@@ -413,6 +425,7 @@ mod tests {
                 draft_seconds: 0.0,
                 verify_seconds: 1e-2,
                 catch_up_seconds: 0.0,
+                waiting_rows: 0,
             });
         }
         assert_eq!(controller.settled(Limits::NONE), Plan::Plain);

@@ -49,6 +49,11 @@ impl Drafting {
         self.rows
     }
 
+    /// Rows whose states wait for the draft.
+    pub(crate) fn waiting_rows(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Whether there is a state to draft from.
     pub(crate) fn can_grow(&self) -> bool {
         !self.waiting.is_empty() && !self.is_beyond

@@ -2,7 +2,8 @@
 //! what trials lose stays within an allowance that grows with the rounds done.
 
 use super::{
-    CHAIN_DRAFTED_FIRST, Controller, Draft, GAIN_SWITCH, PLAIN_REFRESH_ROUNDS, Shape, fits,
+    CHAIN_DRAFTED_FIRST, CHAIN_DRAFTED_PROBE, Controller, Draft, GAIN_SWITCH, PLAIN_REFRESH_ROUNDS,
+    Shape, fits,
 };
 use crate::{Limits, Plan};
 
@@ -10,7 +11,7 @@ use crate::{Limits, Plan};
 /// be saved up, the last two in plain rounds. So in 2,000 rounds a useless draft costs 23 plain
 /// rounds or 1.2 %, and in the first 200 of a controller 5 or 2.5 %, but for what the last trial
 /// overdraws. A useful draft costs that too until it is found: over the first 256 tokens the choice
-/// reached 0.96 of the best fixed way (docs/results/2026-12-01-xeon-2-cores).
+/// reached 0.95 of the best fixed way (docs/results/2026-12-01-xeon-2-cores).
 const ALLOWANCE_EARNED: f64 = 0.01;
 pub(super) const ALLOWANCE_FIRST: f64 = 3.0;
 const ALLOWANCE_MAX: f64 = 8.0;
@@ -28,6 +29,8 @@ const RATE_BEST: f64 = 0.95;
 /// once chains are known. By the demo's reference lengths (2.67 tokens a round with chains of 4, 3.54
 /// with the tree of as many levels) its tree finds about 0.4 of them.
 const FOUND_BEST: f64 = 0.75;
+/// Rounds of a controller in which trials must be as cheap as can be: those of a short answer.
+const EARLY_ROUNDS: u64 = 256;
 /// Rounds after which a trial ends if the fastest of them leaves no hope.
 const ROUNDS_COST: u32 = 2;
 /// Rounds between a failed trial and the next one: the first wait, doubled with each failure.
@@ -79,7 +82,12 @@ impl Controller {
         let remembered = self.current.is_some() && self.drafts[draft].is_fresh(self.round);
         let memory = if remembered { MEMORY_DRAWS } else { 0.0 };
         self.drafts[draft].rates.limit_memory(memory);
-        let depth_max = self.drafts[draft].trial_plan(limits)?.depth();
+        let mut depth_max = self.drafts[draft].trial_plan(limits)?.depth();
+        if self.current.is_none() && self.round < EARLY_ROUNDS {
+            // Whether anything is accepted at all is told by the cheapest rounds. Later trials are
+            // rare, and longer chains decide them sooner.
+            depth_max = depth_max.min(CHAIN_DRAFTED_PROBE);
+        }
         self.drafts[draft].depth = self.best_depth(draft, depth_max);
         Some(self.begin_trial(Some(draft), self.drafts[draft].plan()))
     }
@@ -206,16 +214,18 @@ impl Controller {
         (0..=depth).map(|level| rate.powi(level as i32)).sum()
     }
 
-    /// Whether the allowance covers the shortest trial should nothing be accepted. A trial dearer
-    /// than can be saved up waits until all is saved up.
+    /// Whether the allowance covers the shortest trial should nothing be accepted, with what the
+    /// draft has to catch up on before. A trial dearer than can be saved up waits until all is
+    /// saved up.
     fn affords(&self, draft: usize) -> bool {
         let (Some(bar), Some(plain)) = (self.current_rate(), self.plain_cost()) else {
             return false;
         };
         let depth = self.drafts[draft].trial_plan(Limits::NONE).map_or(0, |plan| plan.depth());
         let seconds = self.hoped_seconds(draft, depth).unwrap_or(0.0);
-        let loss = f64::from(ROUNDS_MIN) * (seconds - 1.0 / bar).max(0.0) / plain;
-        self.allowance >= loss.min(ALLOWANCE_MAX)
+        let catch_up = self.waiting_rows as f64 * self.waiting_row_seconds;
+        let loss = catch_up + f64::from(ROUNDS_MIN) * (seconds - 1.0 / bar).max(0.0);
+        self.allowance >= (loss / plain).min(ALLOWANCE_MAX)
     }
 }
 
