@@ -26,8 +26,8 @@ const ROUNDS_PLAIN: u32 = 2;
 /// A draft that would not pay with this acceptance at each depth is not tried.
 const RATE_BEST: f64 = 0.95;
 /// Of the tokens that chains miss, the most that a tree may find: what it is taken to do, at best,
-/// once chains are known. By the demo's reference lengths (2.67 tokens a round with chains of 4, 3.54
-/// with the tree of as many levels) its tree finds about 0.4 of them.
+/// once chains are known. By the demo's reference lengths (2.67 tokens a round with chains of 4,
+/// 3.54 with the tree of as many levels) its tree finds about 0.4 of them.
 const FOUND_BEST: f64 = 0.75;
 /// Rounds of a controller in which trials must be as cheap as can be: those of a short answer.
 const EARLY_ROUNDS: u64 = 256;
